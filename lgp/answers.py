@@ -1,0 +1,79 @@
+"""The answer log: every model answer, kept for ever, never asked twice.
+
+In: (key, answer) records. Out: the answer of a key, from this process or any other that wrote
+into the folder. Append-only segments, one per process; a batch is one write, so a kill loses at
+most the batch in flight. What a key means is the caller's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lgp.store import digest_of
+
+
+class AnswerLog:
+    """A folder of JSON-lines segments, read whole at the start.
+
+    Where two processes answered one key, the first record by (segment name, offset) wins, so
+    every reader of the same folder sees the same answers.
+
+    Attributes:
+        torn: lines dropped because a write was cut short.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.torn = 0
+        self._answers: dict[str, Any] = {}
+        for segment in sorted(folder.glob("*.jsonl")):
+            self._read(segment)
+        self._segment = folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}.jsonl"
+
+    def _read(self, segment: Path) -> None:
+        with open(segment, "rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                    self._answers.setdefault(record["key"], record["answer"])
+                except (ValueError, KeyError, TypeError):
+                    self.torn += 1
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._answers
+
+    def __getitem__(self, key: str) -> Any:
+        return self._answers[key]
+
+    def append(self, records: Mapping[str, Any]) -> None:
+        """Log a batch in one write that has reached the disk when this returns."""
+        if not records:
+            return
+        lines = "".join(
+            json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n"
+            for key, answer in records.items()
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._segment, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            data = lines.encode()
+            while data:
+                data = data[os.write(handle, data) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        for key, answer in records.items():
+            self._answers.setdefault(key, answer)
+
+    def digest(self, keys: Sequence[str]) -> str:
+        """sha256 over the answers of some keys, in order: what a stage's manifest keeps."""
+        return digest_of([self._answers[key] for key in keys])

@@ -1,0 +1,108 @@
+"""The core in five lines, without Hydra: build, refine, search.
+
+In: arrays. Out: graphs, edit logs, results. NumPy arrays and tensors are both taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lgp.distance import Metric, Points, make_points
+from lgp.graph import Graph
+from lgp.refine.log import EditLog
+from lgp.refine.post import refine_post
+from lgp.refine.select import Selector, Uniform, farthest, first, nearest
+from lgp.refine.step import Refiner, StepSettings, chosen_nodes
+from lgp.search import SearchResult, search_nodes
+from lgp.vamana import VamanaSettings, build_vamana
+
+Array = np.ndarray | Tensor
+
+
+def _points(vectors: Array, metric: Metric) -> Points:
+    return make_points(torch.as_tensor(vectors, dtype=torch.float32), metric)
+
+
+def build(vectors: Array, metric: str = "cosine", **settings: Any) -> Graph:
+    """Build a Vamana graph over float32 vectors [N, D] (unit rows under cosine).
+
+    Args:
+        settings: fields of `lgp.vamana.VamanaSettings` (max_degree, construction_width, ...).
+    Raises:
+        ValueError: vectors or settings that cannot be indexed, naming the rows or the key.
+    """
+    return build_vamana(_points(vectors, Metric(metric)), VamanaSettings(**settings))
+
+
+def refine(
+    graph: Graph,
+    vectors: Array,
+    texts: Sequence[str] | None = None,
+    selector: str | Selector = "farthest",
+    *,
+    construction_width: int = 125,
+    node_budget: float = 1.0,
+    seed: int = 0,
+    **settings: Any,
+) -> tuple[Graph, EditLog]:
+    """Refine a finished graph (paper §4); returns the refined graph and the log of its edits.
+
+    Args:
+        texts: a text per node; needed by text selectors ("llm", "encoder") only.
+        selector: "farthest", "nearest", "first", "uniform", "encoder", "llm" (the embedded
+            demonstration model), or any `lgp.refine.select.Selector`.
+        settings: fields of `lgp.refine.step.StepSettings` (edit_budget, shortlist_size, ...).
+    Raises:
+        ValueError: an unknown selector, texts missing or of another number than nodes.
+    """
+    points = _points(vectors, graph.metric)
+    if points.n != graph.n:
+        raise ValueError(f"{points.n} vectors for a graph of {graph.n} nodes; give one per node")
+    if texts is not None and len(texts) != graph.n:
+        raise ValueError(f"{len(texts)} texts for a graph of {graph.n} nodes; give one per node")
+    choose = _selector(selector, texts, seed)
+    step = StepSettings(**{"alpha": graph.alpha, **settings})
+    refiner = Refiner(points, choose, step, chosen_nodes(graph.n, node_budget, seed))
+    refined, edits = refine_post(graph, points, refiner, construction_width)
+    header = {
+        "when": "post", "base_sha256": graph.digest(), "result_sha256": refined.digest(),
+    }  # fmt: skip
+    return refined, EditLog(edits, refiner.all_decisions(), header)
+
+
+def _selector(selector: str | Selector, texts: Sequence[str] | None, seed: int) -> Selector:
+    if not isinstance(selector, str):
+        return selector
+    plain: dict[str, Selector] = {
+        "farthest": farthest, "nearest": nearest, "first": first, "uniform": Uniform(seed),
+    }  # fmt: skip
+    if selector in plain:
+        return plain[selector]
+    if selector not in ("encoder", "llm"):
+        raise ValueError(
+            f"selector {selector!r} is unknown; known: {', '.join([*plain, 'encoder', 'llm'])}"
+        )
+    if texts is None:
+        raise ValueError(f"selector {selector!r} reads documents; give texts, one per node")
+    from lgp.selectors import default_text_selector
+
+    return default_text_selector(selector, list(texts))
+
+
+def search(
+    graph: Graph, vectors: Array, queries: Array, k: int = 10, width: int = 0, budget: int = 0
+) -> SearchResult:
+    """The k best nodes of each query by search width or by distance budget (give one).
+
+    Raises:
+        ValueError: k, width or budget out of bounds, or dimensions that differ.
+    """
+    points = make_points(torch.as_tensor(vectors, dtype=torch.float32), graph.metric, table_bytes=0)
+    return search_nodes(
+        graph, points, torch.as_tensor(queries, dtype=torch.float32), k, width, budget
+    )

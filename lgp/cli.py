@@ -1,0 +1,81 @@
+"""The console command: `lgp KEY=VALUE ...` is the Hydra application; words are subcommands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+SUBCOMMANDS = ("report",)
+
+
+def config_dir() -> str:
+    """Folder of the YAML files: inside the wheel, or beside the package in a checkout."""
+    inside = Path(__file__).resolve().parent / "configs"
+    return str(inside if inside.is_dir() else inside.parent.parent / "configs")
+
+
+def register() -> None:
+    """Make the typed schema known to Hydra: a typo then fails at launch."""
+    from hydra.core.config_store import ConfigStore
+
+    from lgp.config import Config
+
+    ConfigStore.instance().store(name="lgp_schema", node=Config)
+
+
+def to_config(cfg: Any) -> Any:
+    """The dataclass of a composed DictConfig, checked across fields (ConfigError)."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_object(cfg)
+
+
+def _job(cfg: Any) -> None:
+    from hydra.core.hydra_config import HydraConfig
+
+    config = to_config(cfg)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from lgp.pipeline import Pipeline
+    from lgp.track import track
+
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    Pipeline(config).run(run_dir)
+    track(config, run_dir)
+    logging.getLogger(__name__).info("results in %s", config.run_dir)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand or the Hydra application; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in SUBCOMMANDS:
+        from lgp import report
+
+        return report.main(words[1:])
+    if words and not words[0].startswith("-") and "=" not in words[0]:
+        print(
+            f"lgp: {words[0]!r} is neither KEY=VALUE nor a subcommand; subcommands: "
+            f"{', '.join(SUBCOMMANDS)}; settings: lgp --help",
+            file=sys.stderr,
+        )
+        return 2
+    import hydra
+
+    register()
+    sys.argv = ["lgp", *words]
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    from lgp.config import ConfigError
+
+    application = hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
+    try:
+        application(_job)()
+    except (ConfigError, ValueError, ModuleNotFoundError) as error:
+        print(f"lgp: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""Every knob with its type, its default (the paper's where it states one) and its checks.
+
+YAML under `configs/` only selects and overrides. Checks run when the config becomes these
+dataclasses, before any work; each error names the key, the value, the bound and the way out.
+No torch and no files here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from lgp.choices import (
+    DatasetKind,
+    EmbedderKind,
+    EmptyDocuments,
+    Exclude,
+    LlmMode,
+    MetricName,
+    NodeOrder,
+    Pooling,
+    RerankKind,
+    SelectorKind,
+    ShortlistRule,
+    TrackingMode,
+    UnknownIds,
+    VictimRule,
+    When,
+)
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work, told before any work starts."""
+
+
+def _at_least(key: str, value: float, bound: float, way_out: str) -> None:
+    if value < bound:
+        raise ConfigError(f"{key}={value} is below {bound}; {way_out}")
+
+
+@dataclass
+class DatasetConfig:
+    kind: DatasetKind = DatasetKind.toy
+    path: str | None = None  # BEIR folder
+    split: str = "test"  # qrels/<split>.tsv
+    excluded: str | None = None  # file of (query, document) pairs never returned
+    empty: EmptyDocuments = EmptyDocuments.embed
+    unknown_qrels: UnknownIds = UnknownIds.error
+    relevance_level: int = 1  # smallest relevant grade for Recall (2 for the MS MARCO DL pools)
+    packages: list[str] = field(default_factory=lambda: ["numpy"])  # pydocs
+    max_queries: int | None = None  # evaluate the first so many judged queries only
+
+    def __post_init__(self) -> None:
+        if self.kind is DatasetKind.beir and not self.path:
+            raise ConfigError("dataset.path is not set; dataset=beir needs a BEIR-layout folder")
+        _at_least("dataset.relevance_level", self.relevance_level, 1, "grades below 1 are not")
+        if self.max_queries is not None:
+            _at_least("dataset.max_queries", self.max_queries, 1, "leave it null for all")
+
+
+@dataclass
+class EmbedderConfig:
+    kind: EmbedderKind = EmbedderKind.wordllama
+    model: str | None = None  # hf: hub name, folder, or "minilm"
+    revision: str | None = None
+    pooling: Pooling = Pooling.mean
+    query_template: str = "{text}"
+    document_template: str = "{text}"
+    max_tokens: int = 256
+    batch_tokens: int = 8192  # padded tokens a batch
+    dtype: str = "float32"  # or bfloat16
+    expected_final_token: str | None = None  # checked under last pooling
+    document_vectors: str | None = None  # precomputed: .npy / .safetensors in corpus order
+    query_vectors: str | None = None  # precomputed: in order of the judged queries
+
+    def __post_init__(self) -> None:
+        if self.kind is EmbedderKind.hf and not self.model:
+            raise ConfigError("embedder.model is not set; embedder=hf needs a name or a folder")
+        if self.kind is EmbedderKind.precomputed and not (
+            self.document_vectors and self.query_vectors
+        ):
+            raise ConfigError(
+                "embedder=precomputed needs embedder.document_vectors and embedder.query_vectors"
+            )
+        for key in ("query_template", "document_template"):
+            if "{text}" not in getattr(self, key):
+                raise ConfigError(f"embedder.{key}={getattr(self, key)!r} lacks {{text}}; add it")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"embedder.dtype={self.dtype} is not one of float32, bfloat16")
+        _at_least("embedder.max_tokens", self.max_tokens, 1, "raise it")
+
+
+@dataclass
+class IndexConfig:
+    max_degree: int = 16  # R (§5)
+    construction_width: int = 125  # L at build (§5)
+    alpha: float = 1.2  # prune slack, acts on D of `metric` (§5)
+    metric: MetricName = MetricName.cosine
+    batch_size: int = 0  # nodes a snapshot; 0 = 2 % of N up to 4096, 1 = the paper's order
+    seeds: list[int] = field(default_factory=lambda: [0])  # one graph each
+    collapse_duplicates: bool = True
+    table_gib: float = 4.0  # lay the N x N distance table when it fits in this
+
+    def __post_init__(self) -> None:
+        _at_least("index.max_degree", self.max_degree, 1, "raise it")
+        _at_least("index.alpha", self.alpha, 1, "raise it")
+        _at_least("index.batch_size", self.batch_size, 0, "0 chooses it")
+        if self.construction_width < self.max_degree:
+            raise ConfigError(
+                f"index.construction_width={self.construction_width} is below index.max_degree="
+                f"{self.max_degree}; raise index.construction_width"
+            )
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"index.seeds={self.seeds} must name different seeds, at least one")
+
+
+@dataclass
+class RefineConfig:
+    selector: SelectorKind = SelectorKind.farthest
+    when: When = When.build
+    edit_budget: int = 2  # B (§5)
+    shortlist_size: int = 24  # M (§5; 12 on M-BEIR)
+    context_size: int = 4  # K (§B.4)
+    min_coverage_gain: int | None = None  # g_min, nodes; null = min(12, ceil(0.75 R)) (§B.4)
+    shortlist: ShortlistRule = ShortlistRule.balanced
+    victim: VictimRule = VictimRule.lexicographic
+    node_budget: float = 1.0  # beta, share of nodes that see the selector (§5)
+    node_order: NodeOrder = NodeOrder.random
+    batch_size: int = 0  # post only: anchors a snapshot, 0 = the whole graph
+    seed: int = 0  # of `uniform` and of the node order
+    match: str | None = None  # edit log whose number of edits per node is reproduced
+    controls: list[SelectorKind] = field(default_factory=list)  # run beside, matched to selector
+    log: str | None = None  # recorded: the edit log to replay
+    answers: str | None = None  # scripted: JSON table
+    encoder: str = "minilm"  # encoder: model name or folder, mean pooling
+    encoder_tokens: int = 128
+    redundancy_weight: float = 0.5  # encoder: weight of closeness to the context
+
+    def __post_init__(self) -> None:
+        for key in ("edit_budget", "context_size", "batch_size"):
+            _at_least(f"refine.{key}", getattr(self, key), 0, "raise it")
+        _at_least("refine.shortlist_size", self.shortlist_size, 1, "raise it")
+        if not 0 < self.node_budget <= 1:
+            raise ConfigError(f"refine.node_budget={self.node_budget} is outside (0, 1]; set it so")
+        if self.edit_budget > self.shortlist_size:
+            raise ConfigError(
+                f"refine.edit_budget={self.edit_budget} is above refine.shortlist_size="
+                f"{self.shortlist_size}; raise refine.shortlist_size"
+            )
+        if self.when is When.build and self.batch_size:
+            raise ConfigError(
+                f"refine.batch_size={self.batch_size} with refine.when=build: a build's anchors "
+                "share the builder's batch; set index.batch_size"
+            )
+        if self.selector is SelectorKind.recorded and not self.log:
+            raise ConfigError("refine.log is not set; selector=recorded needs an edit log")
+        if self.selector is SelectorKind.scripted and not self.answers:
+            raise ConfigError("refine.answers is not set; selector=scripted needs a JSON table")
+        if self.selector is SelectorKind.none and self.controls:
+            raise ConfigError("refine.controls need a refine.selector other than none to match")
+        beside = [self.selector, *self.controls]
+        if len(set(beside)) < len(beside):
+            raise ConfigError(
+                f"refine.controls={[c.value for c in self.controls]} repeat a selector "
+                f"(refine.selector={self.selector.value}); name each once"
+            )
+        for kind in (SelectorKind.none, SelectorKind.recorded, SelectorKind.scripted):
+            if kind in self.controls:
+                raise ConfigError(f"refine.controls cannot hold {kind.value}; drop it")
+
+
+@dataclass
+class LlmConfig:
+    model: str = "smollm2"  # hub name, folder, or the embedded "smollm2"
+    revision: str | None = None
+    mode: LlmMode = LlmMode.likelihood
+    dtype: str = "float32"  # or bfloat16
+    anchor_tokens: int = 256  # likelihood: the anchor's text is cut to this
+    document_tokens: int = 128  # a candidate's text is cut to this
+    batch_tokens: int = 4096  # padded tokens a forward pass
+    min_score: float | None = None  # likelihood: picks below it are dropped
+
+    def __post_init__(self) -> None:
+        for key in ("anchor_tokens", "document_tokens", "batch_tokens"):
+            _at_least(f"llm.{key}", getattr(self, key), 1, "raise it")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"llm.dtype={self.dtype} is not one of float32, bfloat16")
+
+
+@dataclass
+class PromptConfig:
+    name: str = "likelihood"
+    prefix: str = "{anchor}\n\n"  # what stands before a candidate in likelihood mode
+
+    def __post_init__(self) -> None:
+        if self.prefix.count("{anchor}") != 1:
+            raise ConfigError(
+                f"prompt.prefix={self.prefix!r} must hold {{anchor}} exactly once; add it"
+            )
+
+
+@dataclass
+class SearchConfig:
+    widths: list[int] = field(default_factory=lambda: [10, 20, 50, 100, 200])  # §5
+    budgets: list[int] = field(default_factory=lambda: [100, 200, 300, 500, 800, 1600, 3200])
+    k: int = 10  # documents a list must be able to hold
+    exclude: Exclude = Exclude.collect
+    memory_gib: float = 2.0  # query-node distance table a block
+
+    def __post_init__(self) -> None:
+        _at_least("search.k", self.k, 1, "raise it")
+        for width in self.widths:
+            if width < self.k:
+                raise ConfigError(
+                    f"search.widths holds {width}, below search.k={self.k}; raise the width or "
+                    "lower search.k"
+                )
+        for budget in self.budgets:
+            _at_least("search.budgets", budget, 1, "a search computes at least one distance")
+        if not self.widths and not self.budgets:
+            raise ConfigError("search.widths and search.budgets are both empty; name one setting")
+        for key in ("widths", "budgets"):
+            values = getattr(self, key)
+            if len(set(values)) < len(values):
+                raise ConfigError(f"search.{key}={values} repeats a value; name each once")
+
+
+@dataclass
+class RerankConfig:
+    kind: RerankKind = RerankKind.none
+    depth: int | None = None  # null: the whole list by width, the top 20 by budget (§5, §B.6)
+    model: str = "minilm"  # encoder: model name or folder
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if self.depth is not None:
+            _at_least("rerank.depth", self.depth, 1, "leave it null for the paper's depths")
+
+
+@dataclass
+class TrackingConfig:
+    mode: TrackingMode = TrackingMode.off
+    project: str = "lgp"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Config:
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    refine: RefineConfig = field(default_factory=RefineConfig)
+    llm: LlmConfig = field(default_factory=LlmConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    rerank: RerankConfig = field(default_factory=RerankConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    name: str = "run"  # of the experiment; names the run folder
+    run_dir: str = "runs/run"  # results of this run
+    store_dir: str = "lgp-store"  # stages shared by all runs
+    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads; 0 = torch's choice
+
+    def __post_init__(self) -> None:
+        gain = self.refine.min_coverage_gain
+        if gain is not None and not 0 <= gain <= self.index.max_degree:
+            raise ConfigError(
+                f"refine.min_coverage_gain={gain} is outside 0..index.max_degree="
+                f"{self.index.max_degree}: no candidate could pass; lower it"
+            )
+        _at_least("threads", self.threads, 0, "0 leaves the choice to torch")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses and enums as JSON-able dicts, lists and strings."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {k: to_plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(v) for v in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {k: to_plain(getattr(value, k)) for k in value.__dataclass_fields__}
+    return value

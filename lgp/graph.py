@@ -1,0 +1,163 @@
+"""The neighbor table, its file, its checks and its structure statistics (paper Table 15).
+
+In: an int32 table. Out: the same, saved, loaded, verified, described. How it was built is not
+known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lgp.distance import Metric
+
+FORMAT = "lgp-graph"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A directed graph of bounded out-degree over N nodes (the paper's G, §2).
+
+    Attributes:
+        neighbors: int32 [N, R], each row padded with -1 at its end.
+        entry_node: where every search starts.
+        metric: the D it was built with.
+        alpha: the prune slack it was built with; later reciprocal prunes use it again.
+    """
+
+    neighbors: Tensor
+    entry_node: int
+    metric: Metric = Metric.cosine
+    alpha: float = 1.2
+
+    @property
+    def n(self) -> int:
+        return int(self.neighbors.shape[0])
+
+    @property
+    def max_degree(self) -> int:
+        return int(self.neighbors.shape[1])
+
+    def degrees(self) -> Tensor:
+        """Out-degrees, int64 [N]."""
+        return (self.neighbors >= 0).sum(1)
+
+    def to(self, device: torch.device | str) -> Graph:
+        return Graph(self.neighbors.to(device), self.entry_node, self.metric, self.alpha)
+
+    def digest(self) -> str:
+        """sha256 of table and entry node: equal digests are equal graphs."""
+        hasher = hashlib.sha256(f"{tuple(self.neighbors.shape)} {self.entry_node} ".encode())
+        hasher.update(self.neighbors.cpu().contiguous().numpy().tobytes())
+        return hasher.hexdigest()
+
+
+def validate(graph: Graph) -> None:
+    """Check every invariant of a table (ids, padding at the end, no loops, no repeats).
+
+    Raises:
+        ValueError: naming the first offending node.
+    """
+    rows = graph.neighbors
+    if rows.ndim != 2 or rows.dtype != torch.int32:
+        raise ValueError(f"neighbors are {rows.dtype} {tuple(rows.shape)}; int32 [N, R] is needed")
+    if not 0 <= graph.entry_node < graph.n:
+        raise ValueError(f"entry_node={graph.entry_node} is outside 0..{graph.n - 1}")
+    _refuse(rows < -1, "an id below -1", rows)
+    _refuse(rows >= graph.n, f"an id above the last node {graph.n - 1}", rows)
+    nodes = torch.arange(graph.n, device=rows.device, dtype=rows.dtype)
+    _refuse(rows == nodes.unsqueeze(1), "an edge to itself", rows)
+    gap = (rows[:, :-1] < 0) & (rows[:, 1:] >= 0)
+    _refuse(gap, "an id after padding", rows)
+    ordered = rows.sort(1).values
+    _refuse((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0), "a repeated id", rows)
+
+
+def _refuse(bad: Tensor, what: str, rows: Tensor) -> None:
+    hit = bad.any(1).nonzero().flatten()
+    if len(hit):
+        node = int(hit[0])
+        raise ValueError(f"{len(hit)} rows hold {what}; first node {node}: {rows[node].tolist()}")
+
+
+def save_graph(graph: Graph, path: Path) -> None:
+    """Write a graph file: safetensors with a version and a checksum."""
+    header = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "entry_node": graph.entry_node,
+        "metric": graph.metric.value,
+        "alpha": graph.alpha,
+        "sha256": graph.digest(),
+    }
+    save_file({"neighbors": graph.neighbors.cpu().contiguous()}, path, {"lgp": json.dumps(header)})
+
+
+def load_graph(path: Path) -> Graph:
+    """Read and verify a graph file.
+
+    Raises:
+        ValueError: not a graph file, another version, truncated, or a wrong checksum.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is not a file; give the path of a graph saved by lgp")
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get("lgp", "{}"))
+            rows = file.get_tensor("neighbors")
+    except Exception as error:
+        raise ValueError(f"{path} is not a readable lgp graph file: {error}") from error
+    if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format {header.get('format')} version {header.get('version')}; "
+            f"{FORMAT} version {FORMAT_VERSION} is read here: rebuild it"
+        )
+    graph = Graph(rows, header["entry_node"], Metric(header["metric"]), header["alpha"])
+    if graph.digest() != header["sha256"]:
+        raise ValueError(f"{path} does not match its own checksum; it is damaged: rebuild it")
+    validate(graph)
+    return graph
+
+
+def reachable(graph: Graph) -> Tensor:
+    """Which nodes a walk from the entry node can reach, bool [N]."""
+    found = torch.zeros(graph.n, dtype=torch.bool, device=graph.neighbors.device)
+    found[graph.entry_node] = True
+    front = torch.tensor([graph.entry_node], device=graph.neighbors.device)
+    while len(front):
+        targets = graph.neighbors[front].flatten().long()
+        targets = targets[targets >= 0].unique()
+        front = targets[~found[targets]]
+        found[front] = True
+    return found
+
+
+def describe(graph: Graph) -> dict[str, float]:
+    """Structure statistics: degrees, in-degrees, reachability (paper Table 15)."""
+    degree = graph.degrees()
+    targets = graph.neighbors[graph.neighbors >= 0].long()
+    in_degree = torch.bincount(targets, minlength=graph.n)
+    return {
+        "n_nodes": graph.n,
+        "n_edges": int(degree.sum()),
+        "degree_mean": float(degree.double().mean()),
+        "degree_min": int(degree.min()),
+        "degree_max": int(degree.max()),
+        "in_degree_max": int(in_degree.max()),
+        "n_in_degree_zero": int((in_degree == 0).sum()),
+        "n_unreachable": int((~reachable(graph)).sum()),
+    }
+
+
+def changed_neighborhoods(before: Graph, after: Graph) -> float:
+    """Share of nodes whose neighbor *sets* differ (paper Table 15)."""
+    a, b = before.neighbors.sort(1).values, after.neighbors.sort(1).values
+    return float((a != b).any(1).double().mean())

@@ -1,0 +1,129 @@
+"""Refine a finished flat graph: own edits on a snapshot, then reciprocals in order (DESIGN 4.8).
+
+In: a graph and a `Refiner`. Out: the refined graph and every slot change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lgp.distance import Points, order_key, row_blocks
+from lgp.graph import Graph
+from lgp.prune import robust_prune
+from lgp.refine.log import Edits, Reason
+from lgp.refine.step import Refiner
+from lgp.vamana import visited_by
+
+Reciprocals = Callable[[Points, Tensor, Tensor, Tensor], list[Edits]]
+"""(points, neighbors in place, sources int64 [E], targets int64 [E]) -> the changes made."""
+
+
+def refine_post(
+    graph: Graph,
+    points: Points,
+    refiner: Refiner,
+    construction_width: int,
+    batch_size: int = 0,
+    reciprocals: Reciprocals | None = None,
+    visited: Callable[[Graph, Tensor], Tensor] | None = None,
+    progress: bool = False,
+) -> tuple[Graph, Edits]:
+    """Refine every eligible node of a finished graph.
+
+    Two phases per snapshot: all anchors' own edits, whose rows are independent, then all
+    reciprocals in the order (target, distance, anchor).
+
+    Args:
+        construction_width: width of the search whose visited nodes are U_i.
+        batch_size: anchors that share a snapshot, in node order; 0 = the whole graph.
+        reciprocals: how an edge back is inserted; None = append, or the protected prune.
+        visited: U_i for some anchors on a snapshot; None = the flat search.
+    """
+    insert = reciprocals or flat_reciprocals(graph.alpha)
+    find = visited or (lambda g, a: visited_by(points, g, a, construction_width))
+    anchors = refiner.eligible.nonzero().flatten().to(points.device)
+    rows = graph.neighbors.clone()
+    changes: list[Edits] = []
+    with tqdm(total=len(anchors), desc="refine", unit="node", disable=not progress) as bar:
+        for batch in anchors.split(batch_size or max(1, len(anchors))):
+            snapshot = Graph(rows.clone(), graph.entry_node, graph.metric, graph.alpha)
+            done = len(refiner.edits)
+            for block in row_blocks(len(batch), 4 * graph.n, 1 << 30):
+                own = batch[block]
+                rows[own], _ = refiner(snapshot.neighbors, own, find(snapshot, own))
+                bar.update(len(own))
+            made = Edits.join(refiner.edits[done:])
+            sources, targets = made.node.to(points.device), made.added.to(points.device)
+            changes += [made, *insert(points, rows, sources.long(), targets.long())]
+    return Graph(rows, graph.entry_node, graph.metric, graph.alpha), Edits.join(changes)
+
+
+def flat_reciprocals(alpha: float) -> Reciprocals:
+    """Append where there is room, else the prune that protects the new edge (§E.1)."""
+
+    def insert(points: Points, rows: Tensor, sources: Tensor, targets: Tensor) -> list[Edits]:
+        changes = []
+        for source, target in rounds(points, rows, sources, targets):
+            before = rows[target]
+            degree = (before >= 0).sum(1)
+            room = degree < rows.shape[1]
+            after = before.clone()
+            after[room.nonzero().flatten(), degree[room]] = source[room].int()
+            full = ~room
+            if bool(full.any()):
+                pool = torch.cat([before[full], source[full].unsqueeze(1).int()], 1)
+                after[full] = robust_prune(
+                    points, target[full], pool, alpha, rows.shape[1], source[full].unsqueeze(1)
+                )
+            rows[target] = after
+            reason = torch.where(room, int(Reason.reciprocal_append), int(Reason.reciprocal_prune))
+            changes.append(row_changes(points, target, before, after, reason))
+        return changes
+
+    return insert
+
+
+def rounds(
+    points: Points, rows: Tensor, sources: Tensor, targets: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Edges back, in order (target, distance, anchor), at most one per target and round.
+
+    Targets are independent of each other, so a round can be done as one batch. Sources that the
+    target already points to are left out.
+    """
+    missing = ~(rows[targets] == sources.unsqueeze(1)).any(1)
+    sources, targets = sources[missing], targets[missing]
+    if len(sources) == 0:
+        return []
+    distance = points.between(targets.unsqueeze(1), sources.unsqueeze(1)).flatten()
+    order = order_key(distance, sources).argsort()
+    order = order[targets[order].argsort(stable=True)]
+    sources, targets = sources[order], targets[order]
+    _, counts = torch.unique_consecutive(targets, return_counts=True)
+    start = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rank = torch.arange(len(targets), device=targets.device) - start
+    return [(sources[rank == r], targets[rank == r]) for r in range(int(counts.max()))]
+
+
+def row_changes(
+    points: Points, nodes: Tensor, before: Tensor, after: Tensor, reason: Tensor
+) -> Edits:
+    """One record per slot that differs: rows int32 [T, R] of the nodes int64 [T]."""
+    at, slot = (before != after).nonzero(as_tuple=True)
+    added, removed = after[at, slot], before[at, slot]
+    distance = points.between(nodes[at].unsqueeze(1), added.unsqueeze(1)).flatten()
+    none = torch.full_like(added, -1).cpu()
+    return Edits(
+        nodes[at].int().cpu(),
+        slot.int().cpu(),
+        removed.cpu(),
+        added.cpu(),
+        reason[at].int().cpu(),
+        none,
+        none,
+        distance.masked_fill(added < 0, 0.0).cpu(),
+    )

@@ -1,0 +1,282 @@
+"""Reports of run folders: terminal tables, `report.md`, `metrics.csv` and figures.
+
+Input: folders holding `queries.jsonl`. Output: text and files. Numbers come from `results` and
+`comparison`; here they only get columns and rounding, so a relative gain is never one of rounded
+means. `lgp report` is `main`.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from lgp.comparison import Row, comparison_table, headline_value, sentences
+from lgp.figures import METRIC_NAMES, RANKING_NAMES, caption, draw_figure
+from lgp.results import METRICS, QUERIES_FILE, Results, read_queries, write_metrics_csv
+from lgp.stats import holm
+
+__all__ = [
+    "comparison_table",
+    "main",
+    "print_report",
+    "read_queries",
+    "write_metrics_csv",
+    "write_report",
+]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of text.
+
+    `optional` names the columns to drop where space is short, first ones first. `groups` numbers
+    the rows' groups; a gap is left between them.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    optional: tuple[str, ...]
+    body: tuple[tuple[str, ...], ...]
+    groups: tuple[int, ...]
+
+
+def print_report(
+    results: Results, console: Console, main: str | None = None, metric: str = "ndcg_at_10"
+) -> None:
+    """Print tables and sentences; columns are dropped, with a word, on terminals too narrow.
+
+    Raises:
+        ValueError: unknown metric or main selector; see `comparison_table`.
+    """
+    for note in results.notes():
+        console.print(f"Note: {note}", markup=False, highlight=False)
+    for ranking in results.rankings():
+        rows = comparison_table(results, metric, ranking, main)
+        for grid in _grids(rows, metric, ranking, main):
+            _print_grid(grid, console)
+        console.print()
+        for line in sentences(rows, main):
+            console.print(f"- {line}", markup=False, highlight=False)
+
+
+def write_report(run_dir: Path | str, main: str | None = None, metric: str = "ndcg_at_10") -> None:
+    """Write `metrics.csv`, `report.md` and `<metric>.png` into a run folder.
+
+    The figure shows the greedy ranking; a reranked one is drawn in `<metric>_rerank.png`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_queries` and `comparison_table`.
+    """
+    _write_report(read_queries(run_dir), Path(run_dir), main, metric)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """List the run folders in a folder, itself included, by name.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    runs = sorted(path.parent for path in folder.rglob(QUERIES_FILE))
+    if not runs:
+        raise FileNotFoundError(
+            f"no {QUERIES_FILE} in or under {folder}; give the folder of a finished run or sweep"
+        )
+    return runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `lgp report RUN_DIR ... [--main SELECTOR] [--metric METRIC]`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="lgp report", description="Tables and figures of runs.")
+    parser.add_argument("run_dir", nargs="+", type=Path, help="run folders, or folders of them")
+    parser.add_argument("--main", help="compare this selector with every other one, too")
+    parser.add_argument("--metric", default="ndcg_at_10", choices=METRICS)
+    args = parser.parse_args(argv)
+    console = Console()
+    tables: dict[str, list[Row]] = {}
+    try:
+        for run_dir in dict.fromkeys(run for folder in args.run_dir for run in find_runs(folder)):
+            results = read_queries(run_dir)
+            console.print(f"\n{run_dir}", style="bold", markup=False, highlight=False)
+            print_report(results, console, args.main, args.metric)
+            _write_report(results, run_dir, args.main, args.metric)
+            tables[str(run_dir)] = comparison_table(results, args.metric, results.rankings()[0])
+    except (OSError, ValueError) as error:
+        print(f"lgp report: {error}", file=sys.stderr)
+        return 2
+    if len(tables) > 1:
+        _print_grid(_summary_grid(tables, args.metric), console)
+    return 0
+
+
+def _write_report(results: Results, run_dir: Path, main: str | None, metric: str) -> None:
+    lines = [f"# Report: {METRIC_NAMES[metric]}", ""]
+    lines += [f"> {note}\n" for note in results.notes()]
+    for ranking in results.rankings():
+        rows = comparison_table(results, metric, ranking, main)
+        figure = f"{metric}.png" if ranking == results.rankings()[0] else f"{metric}_{ranking}.png"
+        draw_figure(rows, metric, ranking, run_dir / figure)
+        lines += [f"## {RANKING_NAMES[ranking].capitalize()}", ""]
+        lines += [f"- {line}" for line in sentences(rows, main)]
+        text = caption(metric, ranking, rows)
+        lines += ["", f"![{METRIC_NAMES[metric]} against search effort]({figure})", "", text, ""]
+        for grid in _grids(rows, metric, ranking, main):
+            lines += _markdown(grid)
+    (run_dir / "report.md").write_text("\n".join(lines), encoding="utf-8")
+    write_metrics_csv(results, run_dir / "metrics.csv")
+
+
+def _grids(rows: Sequence[Row], metric: str, ranking: str, main: str | None) -> list[Grid]:
+    grids = []
+    for mode in ("width", "budget"):
+        here = [r for r in rows if r.mode == mode]
+        if not here:
+            continue
+        exact = "" if here[0].exact is None else f"; exact kNN {_percent(here[0].exact)}"
+        head = f"{METRIC_NAMES[metric]} (0-100) {RANKING_NAMES[ranking]}, by {mode}"
+        grids.append(_vanilla_grid(f"{head}{exact}", here, metric))
+        if any(r.base not in (None, "vanilla") for r in here):
+            grids.append(_control_grid(f"{head}: {main} minus its controls", here))
+    return grids
+
+
+def _vanilla_grid(title: str, rows: Sequence[Row], metric: str) -> Grid:
+    own = [r for r in rows if r.base in (None, "vanilla")]
+    return Grid(
+        title=title,
+        columns=(
+            *(own[0].mode, "graph", "dist", METRIC_NAMES[metric], "diff", "95 % interval"),
+            *("gain", "p", "reach", "of exact"),
+        ),
+        optional=("of exact", "reach", "dist", "gain", "p", "95 % interval"),
+        body=tuple(
+            (
+                *(str(r.value), r.label, f"{r.n_dist:.0f}", _percent(r.mean), *_difference(r)),
+                *(_percent(r.reach), _percent(r.share_of_exact, " %")),
+            )
+            for r in own
+        ),
+        groups=tuple(r.value for r in own),
+    )
+
+
+def _control_grid(title: str, rows: Sequence[Row]) -> Grid:
+    versus = [r for r in rows if r.base not in (None, "vanilla")]
+    body = []
+    for value in dict.fromkeys(r.value for r in versus):
+        here = [(r, r.comparison) for r in versus if r.value == value and r.comparison]
+        for (row, c), adjusted in zip(here, holm([c.p for _, c in here]), strict=True):
+            sides = (_percent(c.mean_other), _percent(c.mean_base))
+            counts = f"{c.wins}/{c.ties}/{c.losses}"
+            ends = (f"{adjusted:.4f}", counts)
+            body.append((str(value), str(row.base), *sides, *_difference(row), *ends))
+    return Grid(
+        title=title,
+        columns=(
+            *(versus[0].mode, "control", versus[0].label, "control's", "diff", "95 % interval"),
+            *("gain", "p", "Holm p", "win/tie/loss"),
+        ),
+        optional=("win/tie/loss", "gain", "control's", "p", versus[0].label, "Holm p"),
+        body=tuple(body),
+        groups=tuple(r.value for r in versus),
+    )
+
+
+def _summary_grid(tables: dict[str, list[Row]], metric: str) -> Grid:
+    """One line per run and selector at the headline width (or budget), then means over the runs."""
+    body: list[tuple[str, ...]] = []
+    groups: list[int] = []
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group, (run, rows) in enumerate(tables.items()):
+        mode = "width" if any(r.mode == "width" for r in rows) else "budget"
+        point = (mode, headline_value(rows, mode))
+        for row in rows:
+            if (row.mode, row.value) == point and row.comparison is not None:
+                c = row.comparison
+                found.setdefault(row.label, []).append((c.mean_base, c.mean_other))
+                means = (_percent(c.mean_base), _percent(c.mean_other))
+                body.append(
+                    (Path(run).name, row.label, f"{mode} {row.value}", *means, *_difference(row))
+                )
+                groups.append(group)
+    for label, pairs in found.items():
+        if len(pairs) == len(tables):
+            base, other = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+            gain = f"{100 * (other - base) / base:+.1f} %" if base else "-"
+            ends = (f"{100 * (other - base):+.1f}", "-", gain, "-")
+            run = f"mean of {len(pairs)} runs"
+            body.append((run, label, "", _percent(base), _percent(other), *ends))
+            groups.append(len(tables))
+    return Grid(
+        title=f"{METRIC_NAMES[metric]} (0-100) of all runs; in the mean every run weighs the same",
+        columns=("run", "graph", "at", "vanilla", "mean", "diff", "95 % interval", "gain", "p"),
+        optional=("gain", "p", "vanilla", "95 % interval", "at"),
+        body=tuple(body),
+        groups=tuple(groups),
+    )
+
+
+def _difference(row: Row) -> tuple[str, str, str, str]:
+    c = row.comparison
+    if c is None:
+        return ("-", "-", "-", "-")
+    gain = "-" if math.isnan(c.relative_pct) else f"{c.relative_pct:+.1f} %"
+    interval = f"[{100 * c.low:+.1f}, {100 * c.high:+.1f}]"
+    return (f"{100 * c.difference:+.1f}", interval, gain, f"{c.p:.4f}")
+
+
+def _percent(fraction: float | None, unit: str = "") -> str:
+    return "-" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.1f}{unit}"
+
+
+def _print_grid(grid: Grid, console: Console) -> None:
+    dropped: list[str] = []
+    table = _rich_table(grid, dropped)
+    while _width(table, console) > console.width and len(dropped) < len(grid.optional):
+        dropped.append(grid.optional[len(dropped)])
+        table = _rich_table(grid, dropped)
+    console.print()
+    console.print(grid.title, markup=False, highlight=False)
+    if _width(table, console) <= console.width:
+        console.print(table)
+    else:
+        for cells in grid.body:
+            pairs = [
+                f"{name} {cell}" for name, cell in zip(grid.columns, cells, strict=True) if cell
+            ]
+            console.print(", ".join(pairs), markup=False, highlight=False)
+        dropped = []
+    if dropped:
+        text = f"Not shown at {console.width} columns: {', '.join(dropped)}."
+        console.print(text, markup=False, highlight=False)
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=1000), table).maximum
+
+
+def _rich_table(grid: Grid, dropped: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    kept = [i for i, name in enumerate(grid.columns) if name not in dropped]
+    for i in kept:
+        left = grid.columns[i] in ("run", "graph", "control", "at")
+        table.add_column(grid.columns[i], no_wrap=True, justify="left" if left else "right")
+    for row, cells in enumerate(grid.body):
+        last = row + 1 == len(grid.body) or grid.groups[row + 1] != grid.groups[row]
+        table.add_row(*(Text(cells[i]) for i in kept), end_section=last)
+    return table
+
+
+def _markdown(grid: Grid) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---:" if name not in ("graph", "control") else "---" for name in grid.columns]
+    return [f"### {grid.title}", "", line(grid.columns), line(rule), *map(line, grid.body), ""]

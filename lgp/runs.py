@@ -1,0 +1,255 @@
+"""From graphs to per-query metric lines: search, expansion to documents, reranking, scoring.
+
+In: a collection, its vectors and one graph. Out: one record per (setting, query) as
+`lgp.results` reads them. Averages are taken elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lgp.data import Dataset
+from lgp.distance import Points, exact_knn
+from lgp.evaluate import MEASURES, evaluate, judged_queries
+from lgp.graph import Graph
+from lgp.search import Walk, frontier, query_blocks, walk
+
+Rerank = Callable[[int, list[int]], list[int]]
+"""(query number, document rows best first) -> the same rows reordered."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents as nodes: duplicates collapsed to one node each, ids kept in corpus order.
+
+    Attributes:
+        node_of_document: int64 [documents]. documents_of_node: rows per node, corpus order.
+        queries: rows of `dataset.queries` that have a relevant document. vectors of those.
+    """
+
+    dataset: Dataset
+    node_of_document: np.ndarray
+    documents_of_node: list[list[int]]
+    queries: list[int]
+    query_vectors: Tensor
+    n_left_out: int
+
+    @property
+    def query_ids(self) -> list[str]:
+        return [self.dataset.query_ids[q] for q in self.queries]
+
+
+def make_collection(
+    dataset: Dataset, classes: Tensor | None, query_vectors: Tensor, max_queries: int | None = None
+) -> tuple[Collection, Tensor]:
+    """Collapse duplicates and keep the queries that can be judged.
+
+    Args:
+        classes: duplicate classes of the document vectors, or None to keep every document.
+        query_vectors: float32 [queries, D], in the order of `dataset.queries`.
+    Returns:
+        the collection, and the document rows that become nodes, int64 [N].
+    """
+    n = len(dataset.doc_ids)
+    if classes is None:
+        nodes = np.arange(n)
+        node_of_document = nodes
+    else:
+        nodes, node_of_document = np.unique(classes.cpu().numpy(), return_inverse=True)
+    documents_of_node: list[list[int]] = [[] for _ in range(len(nodes))]
+    for document, node in enumerate(node_of_document.tolist()):
+        documents_of_node[node].append(document)
+    kept, left_out = judged_queries(dataset.qrels, dataset.relevance_level)
+    wanted = set(kept)
+    queries = [q for q, name in enumerate(dataset.query_ids) if name in wanted][:max_queries]
+    return (
+        Collection(
+            dataset,
+            node_of_document,
+            documents_of_node,
+            queries,
+            query_vectors[queries],
+            len(left_out),
+        ),
+        torch.from_numpy(nodes.astype(np.int64)),
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to spend: `mode` "width" or "budget", and its value."""
+
+    mode: str
+    value: int
+
+
+def evaluate_graph(
+    collection: Collection,
+    points: Points,
+    graph: Graph,
+    label: dict[str, Any],
+    widths: Sequence[int],
+    budgets: Sequence[int],
+    k: int,
+    collect: bool = True,
+    rerank: Rerank | None = None,
+    depth: int | None = None,
+    memory_bytes: int = 2 << 30,
+) -> Iterator[dict[str, Any]]:
+    """Search one graph at every width and budget and score each query.
+
+    Args:
+        label: the fields `graph`, `selector`, `seed` of every record.
+        k: documents a greedy list holds. depth: documents reranked; None = the whole list of a
+            width, the top 20 of a budget (paper §5, §B.6).
+    """
+    settings = [Setting("width", w) for w in widths] + [Setting("budget", b) for b in budgets]
+    lists: dict[Setting, list[list[int]]] = {s: [] for s in settings}
+    spent: dict[Setting, list[int]] = {s: [] for s in settings}
+    seen_share: dict[Setting, list[float]] = {s: [] for s in settings}
+    queries = collection.query_vectors.to(points.device)
+    for block, distances in query_blocks(points, queries, memory_bytes):
+        numbers = range(*block.indices(len(queries)))
+        log = walk(graph, distances, list(widths), max(budgets, default=0))
+        excluded = _excluded(collection, log, numbers)
+        arrival = _arrivals(collection, log, numbers)
+        for column, setting in enumerate(settings):
+            if setting.mode == "width":
+                n_dist = log.stops[:, column]
+            else:
+                n_dist = log.n_seen.clamp_max(setting.value)
+            length = _list_length(setting, k, depth, rerank is not None)
+            # Without exclusions the head of a list does not depend on its length.
+            full = setting.value if setting.mode == "width" else length
+            width = full if excluded is not None and not collect else min(length, full)
+            nodes, _ = frontier(log, n_dist, width, excluded, collect)
+            lists[setting] += [
+                _documents(collection, row, q, length)
+                for q, row in zip(numbers, nodes.tolist(), strict=True)
+            ]
+            spent[setting] += n_dist.tolist()
+            seen_share[setting] += [
+                float((a < n).mean()) for a, n in zip(arrival, n_dist.tolist(), strict=True)
+            ]
+    for setting in settings:
+        yield from _records(
+            collection, label, setting, lists[setting], spent[setting], seen_share[setting], k,
+            rerank,
+        )  # fmt: skip
+
+
+def evaluate_exact(
+    collection: Collection,
+    points: Points,
+    k: int,
+    rerank: Rerank | None = None,
+    depth: int = 20,
+) -> Iterator[dict[str, Any]]:
+    """The ceiling: exact nearest neighbors of every query, all N distances computed."""
+    longest = max((len(x) for x in collection.dataset.excluded.values()), default=0)
+    length = max(k, depth if rerank is not None else 0)
+    want = min(points.n, length + longest)
+    _, nodes = exact_knn(points, collection.query_vectors.to(points.device), want)
+    lists = [_documents(collection, row, q, length) for q, row in enumerate(nodes.tolist())]
+    label = {"graph": "exact", "selector": "none", "seed": -1}
+    spent = [points.n] * len(lists)
+    yield from _records(
+        collection, label, Setting("exact", 0), lists, spent, [None] * len(lists), k, rerank
+    )
+
+
+def _list_length(setting: Setting, k: int, depth: int | None, reranked: bool) -> int:
+    if not reranked:
+        return k
+    if depth is None:
+        depth = setting.value if setting.mode == "width" else 20
+    return max(k, depth)
+
+
+def _documents(collection: Collection, nodes: list[int], query: int, length: int) -> list[int]:
+    """Expand nodes to document rows in corpus order, without the query's excluded documents."""
+    dataset = collection.dataset
+    banned = dataset.excluded.get(dataset.query_ids[collection.queries[query]], frozenset())
+    out: list[int] = []
+    for node in nodes:
+        if node < 0 or len(out) >= length:
+            break
+        out += [d for d in collection.documents_of_node[node] if dataset.doc_ids[d] not in banned]
+    return out[:length]
+
+
+def _excluded(collection: Collection, log: Walk, numbers: range) -> Tensor | None:
+    """bool [Q, T]: seen nodes all of whose documents are excluded for the query."""
+    dataset = collection.dataset
+    if not dataset.excluded:
+        return None
+    row_of = {name: row for row, name in enumerate(dataset.doc_ids)}
+    nodes = log.nodes.cpu().numpy()
+    mask = np.zeros(nodes.shape, bool)
+    for at, query in enumerate(numbers):
+        banned = dataset.excluded.get(dataset.query_ids[collection.queries[query]])
+        if not banned:
+            continue
+        rows = {row_of[name] for name in banned if name in row_of}
+        touched = {int(collection.node_of_document[row]) for row in rows}
+        gone = [n for n in touched if rows.issuperset(collection.documents_of_node[n])]
+        mask[at] = np.isin(nodes[at], gone)
+    return torch.from_numpy(mask).to(log.nodes.device)
+
+
+def _arrivals(collection: Collection, log: Walk, numbers: range) -> list[np.ndarray]:
+    """Per query: when each relevant document was seen (distances before it), or never (huge)."""
+    dataset = collection.dataset
+    row_of = {name: row for row, name in enumerate(dataset.doc_ids)}
+    nodes = log.nodes.cpu().numpy()
+    out = []
+    for at, query in enumerate(numbers):
+        judged = dataset.qrels[dataset.query_ids[collection.queries[query]]]
+        relevant = [d for d, grade in judged.items() if grade >= dataset.relevance_level]
+        targets = np.array([collection.node_of_document[row_of[d]] for d in relevant])
+        order = np.argsort(nodes[at], kind="stable")
+        place = np.searchsorted(nodes[at], targets, sorter=order)
+        place = order[np.minimum(place, len(order) - 1)]
+        out.append(np.where(nodes[at][place] == targets, place, np.iinfo(np.int64).max))
+    return out
+
+
+def _records(
+    collection: Collection,
+    label: dict[str, Any],
+    setting: Setting,
+    lists: list[list[int]],
+    spent: list[int],
+    seen_share: Sequence[float | None],
+    k: int,
+    rerank: Rerank | None,
+) -> Iterator[dict[str, Any]]:
+    dataset, names = collection.dataset, collection.query_ids
+    qrels = {name: dataset.qrels[name] for name in names}
+    rankings = {"greedy": [ranked[:k] for ranked in lists]}
+    if rerank is not None:
+        rankings["rerank"] = [rerank(q, ranked) for q, ranked in enumerate(lists)]
+    for ranking, found in rankings.items():
+        run = {
+            name: [dataset.doc_ids[d] for d in ranked]
+            for name, ranked in zip(names, found, strict=True)
+        }
+        scores = evaluate(qrels, run, dataset.relevance_level)
+        for q, name in enumerate(names):
+            yield {
+                **label,
+                "ranking": ranking,
+                "mode": setting.mode,
+                "value": setting.value,
+                "query_id": name,
+                "n_dist": int(spent[q]),
+                "n_returned": len(found[q]),
+                "reach": seen_share[q],
+                **{measure: scores[name][measure] for measure in MEASURES},
+            }

@@ -1,0 +1,129 @@
+"""Make the selector a configuration names: models loaded, logs opened, tables read.
+
+In: settings, texts. Out: a `Selector` and the facts that identify its answers. How selectors
+choose is in `lgp.refine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lgp.answers import AnswerLog
+from lgp.choices import Pooling, SelectorKind
+from lgp.config import Config
+from lgp.embed import HfEncoder, Kind, embed_hf
+from lgp.llm import load_language_model, model_source
+from lgp.refine.llm_select import Likelihood, LikelihoodSettings
+from lgp.refine.log import EditLog
+from lgp.refine.select import (
+    Encoder,
+    Recorded,
+    Scripted,
+    Selector,
+    Uniform,
+    farthest,
+    first,
+    nearest,
+)
+from lgp.store import digest_of, file_digest
+
+
+def selector_inputs(kind: SelectorKind, config: Config, texts_digest: str) -> dict[str, Any]:
+    """What a selector's answers depend on besides graph and vectors: a part of the stage key."""
+    refine = config.refine
+    if kind is SelectorKind.uniform:
+        return {"seed": refine.seed}
+    if kind is SelectorKind.encoder:
+        return {
+            "texts": texts_digest, "encoder": refine.encoder, "tokens": refine.encoder_tokens,
+            "weight": refine.redundancy_weight,
+        }  # fmt: skip
+    if kind is SelectorKind.llm:
+        settings = likelihood_settings(config).__dict__
+        source = model_source(config.llm.model, config.llm.revision)
+        return {
+            "texts": texts_digest, "model": source, "dtype": config.llm.dtype, "mode": settings,
+        }  # fmt: skip
+    if kind is SelectorKind.recorded:
+        return {"log": _digest(refine.log)}
+    if kind is SelectorKind.scripted:
+        return {"answers": _digest(refine.answers)}
+    return {}
+
+
+def _digest(path: str | None) -> str:
+    if path is None or not Path(path).is_file():
+        raise ValueError(f"{path} is not a file; give the path of a saved log or table")
+    return file_digest(Path(path))
+
+
+def likelihood_settings(config: Config) -> LikelihoodSettings:
+    llm = config.llm
+    return LikelihoodSettings(
+        config.prompt.prefix, llm.anchor_tokens, llm.document_tokens, llm.batch_tokens,
+        llm.min_score,
+    )  # fmt: skip
+
+
+def make_selector(
+    kind: SelectorKind,
+    config: Config,
+    texts: Sequence[str],
+    encoder_vectors: Callable[[], Tensor],
+    answers: Path,
+    device: str,
+    progress: bool = True,
+) -> Selector:
+    """The selector itself, its model loaded.
+
+    Args:
+        texts: a text per node. encoder_vectors: unit vectors [N, E] of the stronger encoder.
+        answers: folder of the answer log.
+    """
+    refine, llm = config.refine, config.llm
+    if kind is SelectorKind.encoder:
+        return Encoder(encoder_vectors(), refine.redundancy_weight)
+    if kind is SelectorKind.llm:
+        lm = load_language_model(llm.model, llm.revision, llm.dtype, device)
+        return Likelihood(lm, texts, likelihood_settings(config), AnswerLog(answers), progress)
+    if kind is SelectorKind.recorded:
+        assert refine.log is not None
+        return Recorded.from_log(EditLog.load(Path(refine.log)), len(texts))
+    if kind is SelectorKind.scripted:
+        assert refine.answers is not None
+        return Scripted.from_file(Path(refine.answers))
+    plain: dict[SelectorKind, Selector] = {
+        SelectorKind.uniform: Uniform(refine.seed),
+        SelectorKind.farthest: farthest,
+        SelectorKind.nearest: nearest,
+        SelectorKind.first: first,
+    }
+    return plain[kind]
+
+
+def mean_encoder(model: str, max_tokens: int) -> HfEncoder:
+    """A mean-pooled encoder (the embedded MiniLM is one), for selection and reranking."""
+    return HfEncoder(model=model, pooling=Pooling.mean, max_tokens=max_tokens)
+
+
+def default_text_selector(name: str, texts: list[str]) -> Selector:
+    """The embedded models behind `lgp.refine(..., selector="encoder" | "llm")`."""
+    config = Config()
+    answers = Path(mkdtemp(prefix="lgp-answers-"))
+
+    def vectors() -> Tensor:
+        encoder = mean_encoder(config.refine.encoder, config.refine.encoder_tokens)
+        return torch.from_numpy(embed_hf(texts, Kind.DOCUMENT, encoder, "cpu"))
+
+    return make_selector(SelectorKind(name), config, texts, vectors, answers, "cpu")
+
+
+def texts_digest(texts: Sequence[str]) -> str:
+    """sha256 over the texts in order."""
+    return digest_of(list(texts))

@@ -1,0 +1,110 @@
+"""Stage folders: a result is computed once and reused by every job that needs it.
+
+In: a stage's name, version and the settings that affect it. Out: a finished folder. What is
+stored is unknown here. A stage is written aside, its manifest last, then renamed into place: a
+kill at any instant leaves either nothing or a complete stage. Locks only save double work; they
+may be missing on shared file systems, and correctness does not rest on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+log = logging.getLogger(__name__)
+MANIFEST = "manifest.json"
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a JSON-able value in canonical form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of stages."""
+
+    root: Path
+
+    def path(self, name: str, version: int, inputs: Mapping[str, Any]) -> Path:
+        """Where a stage with these inputs lives, finished or not."""
+        key = digest_of({"stage": name, "version": version, "inputs": inputs})[:16]
+        return self.root / f"{name}-{key}"
+
+    def get(
+        self,
+        name: str,
+        version: int,
+        inputs: Mapping[str, Any],
+        compute: Callable[[Path], Mapping[str, Any] | None],
+    ) -> Path:
+        """The finished folder of a stage, computed if it is not there.
+
+        Args:
+            version: raise it when the stage's code changes its results.
+            inputs: JSON-able settings and input digests; they name the folder.
+            compute: fills the folder it is given; what it returns is kept in the manifest.
+        """
+        final = self.path(name, version, inputs)
+        if (final / MANIFEST).is_file():
+            log.info("%s: reused %s", name, final.name)
+            return final
+        self.root.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.root / f".{final.name}.lock"):
+            if (final / MANIFEST).is_file():
+                log.info("%s: reused %s", name, final.name)
+                return final
+            aside = self.root / f".{final.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+            aside.mkdir()
+            try:
+                facts = compute(aside)
+                manifest = {
+                    "stage": name,
+                    "version": version,
+                    "inputs": dict(inputs),
+                    "facts": dict(facts or {}),
+                    "files": sorted(p.name for p in aside.iterdir()),
+                }
+                write_aside(aside / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
+                try:
+                    aside.rename(final)
+                except OSError:
+                    # Another machine finished first (locks may not reach it); its bits are ours.
+                    if not (final / MANIFEST).is_file():
+                        raise
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        return final
+
+
+def facts(stage: Path) -> dict[str, Any]:
+    """What a finished stage said about itself."""
+    found: dict[str, Any] = json.loads((stage / MANIFEST).read_text())["facts"]
+    return found
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new one, never a part."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
