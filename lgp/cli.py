@@ -38,11 +38,11 @@ def _job(cfg: Any) -> None:
 
     config = to_config(cfg)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from lgp.pipeline import Pipeline
+    from lgp.pipeline import run
     from lgp.track import track
 
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    Pipeline(config).run(run_dir)
+    run(config, run_dir)
     track(config, run_dir)
     logging.getLogger(__name__).info("results in %s", config.run_dir)
 
@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     import hydra
+    from hydra.errors import HydraException
 
     register()
     sys.argv = ["lgp", *words]
@@ -71,10 +72,19 @@ def main(argv: list[str] | None = None) -> int:
     application = hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
     try:
         application(_job)()
+    except SystemExit as stop:  # Hydra's --help and --cfg end this way
+        return int(stop.code or 0)
+    except HydraException as error:
+        print(f"lgp: {error}{_cause(error)}", file=sys.stderr)
+        return 2
     except (ConfigError, ValueError, ModuleNotFoundError) as error:
         print(f"lgp: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _cause(error: BaseException) -> str:
+    return f" ({error.__cause__})" if error.__cause__ is not None else ""
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """The in-process language model: loading, tokens as data, log-probabilities of continuations.
 
 In: texts. Out: token ids and log p. Graphs and ranking are unknown here. Documents are data:
-their text is tokenised with special tokens switched off, so no document can open or close a
-turn of a prompt.
+their text is tokenised so that no document can open or close a turn of a prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,25 @@ class LanguageModel:
     identity: dict[str, Any]
     device: torch.device
 
+    @cached_property
+    def _reserved(self) -> re.Pattern[str]:
+        """Matches every token that the tokenizer takes from text as a whole (turn marks etc.)."""
+        names = sorted(self.tokenizer.get_added_vocab(), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
     def tokens(self, text: str, limit: int | None = None) -> list[int]:
-        """Token ids of a text as data, cut to `limit`."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        """Token ids of a text as data, cut to `limit`.
+
+        Reserved tokens spelled out in the text are cut after their first character and encoded
+        in pieces, so they stay plain text whatever flags the tokenizer gives them.
+        """
+        ids: list[int] = []
+        start = 0
+        while start < len(text) and (limit is None or len(ids) < limit):
+            found = self._reserved.search(text, start)
+            end = len(text) if found is None else found.start() + 1
+            ids += self.tokenizer.encode(text[start:end], add_special_tokens=False)
+            start = end
         return ids if limit is None else ids[:limit]
 
 
@@ -59,11 +76,7 @@ def load_language_model(
         kwargs["gguf_file"] = gguf
     tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **kwargs)
-    model.eval().requires_grad_(False).to(device)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ValueError(f"{name} has no fast tokenizer; lgp needs one to keep documents data")
-    backend.encode_special_tokens = True
+    model.train(False).requires_grad_(False).to(device)
     identity = {
         "model": name,
         "revision": model_source(name, revision, model),

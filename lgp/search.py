@@ -190,7 +190,8 @@ def frontier(
         dropped = excluded.gather(1, at)
         best = best.masked_fill(dropped, KEY_MAX).sort(1).values
     if best.shape[1] < width:
-        best = torch.nn.functional.pad(best, (0, width - best.shape[1]), value=KEY_MAX)
+        missing = torch.full((len(best), width - best.shape[1]), KEY_MAX, device=best.device)
+        best = torch.cat([best, missing], 1)
     return key_node(best), key_distance(best)
 
 

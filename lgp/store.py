@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,10 @@ class Store:
             if (final / MANIFEST).is_file():
                 log.info("%s: reused %s", name, final.name)
                 return final
-            aside = self.root / f".{final.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+            for left in self.root.glob(f".{final.name}.{socket.gethostname()}-*"):
+                shutil.rmtree(left, ignore_errors=True)  # of a killed job: we hold the lock
+            own = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+            aside = self.root / f".{final.name}.{own}"
             aside.mkdir()
             try:
                 facts = compute(aside)

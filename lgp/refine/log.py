@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lgp.graph import Graph
+from lgp.store import digest_of
 
 FORMAT = "lgp-edits"
 FORMAT_VERSION = 1
@@ -90,6 +91,21 @@ class Decisions:
     picks: Tensor
     status: Tensor
     placed: Tensor
+
+    def digest(self) -> str:
+        """Names the edits per node, for stage keys of graphs matched to them."""
+        return digest_of([self.anchors.tolist(), self.placed.tolist()])
+
+    def quota(self, n: int) -> Tensor:
+        """Accepted edits at every node of a graph of n nodes, int64 [N] (ValueError: too few)."""
+        if len(self.anchors) and int(self.anchors.max()) >= n:
+            raise ValueError(
+                f"the log names node {int(self.anchors.max())}, the graph has {n} nodes; "
+                "give the log of this graph"
+            )
+        quota = torch.zeros(n, dtype=torch.int64)
+        quota[self.anchors.long()] = self.placed.long()
+        return quota
 
 
 @dataclass(frozen=True)

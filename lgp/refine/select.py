@@ -158,11 +158,7 @@ class Recorded:
     @staticmethod
     def from_log(log: EditLog, n: int) -> Recorded:
         anchors = log.decisions.anchors.long()
-        if len(anchors) and int(anchors.max()) >= n:
-            raise ValueError(
-                f"the log names node {int(anchors.max())}, the graph has {n} nodes; "
-                "give the log of this graph"
-            )
+        log.decisions.quota(n)  # refuses a log of another graph
         row = torch.full((n,), -1, dtype=torch.int64)
         row[anchors] = torch.arange(len(anchors))
         return Recorded(log.decisions.picks, log.decisions.status, row)

@@ -1,0 +1,13 @@
+"""Compiled CPU twins of the walk, the prune and the coverage counts (numba).
+
+Chosen automatically on the CPU. Same inputs, same outputs, same order and tie rules as the torch
+functions that call them; no policy of their own. Work is cut into ranges of rows that threads run
+without the GIL; rows are independent, so the thread count cannot change a bit.
+`LGP_BACKEND=torch` turns them off.
+"""
+
+from lgp.kernels.backend import usable, use_backend
+from lgp.kernels.prune import robust_prune
+from lgp.kernels.walk import walk
+
+__all__ = ["robust_prune", "usable", "use_backend", "walk"]

@@ -1,0 +1,65 @@
+"""Modules import only what stands before them: one way, so each can be read alone."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ORDER = [
+    "choices",
+    "config",
+    "store",
+    "vectors",
+    "beir",
+    "toy",
+    "pydocs_walk",
+    "pydocs",
+    "data",
+    "distance",
+    "packaged",
+    "embed",
+    "graph",
+    "kernels",
+    "search",
+    "prune",
+    "vamana",
+    "answers",
+    "llm",
+    "refine",
+    "selectors",
+    "evaluate",
+    "results",
+    "stats",
+    "comparison",
+    "figures",
+    "report",
+    "runs",
+    "pipeline",
+    "track",
+    "api",
+    "cli",
+]
+ROOT = Path(__file__).parent.parent / "lgp"
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Modules of `lgp` that run-time import statements name, inside functions, too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module == "lgp":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lgp."):
+            yield node.module.split(".")[1]  # type: ignore[union-attr]
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("lgp."))
+        assert not (isinstance(node, ast.ImportFrom) and node.level), "relative import"
+        yield from imports(node)
+
+
+def test_imports_go_one_way() -> None:
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if name == "__init__":
+            continue
+        for other in imports(ast.parse(path.read_text())):
+            assert other == name or ORDER.index(other) < ORDER.index(name), f"{path}: {other}"
