@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lgp import kernels
 from lgp.distance import Points, row_blocks
 from lgp.graph import Graph
 from lgp.prune import add_reciprocals, robust_prune
@@ -112,43 +113,59 @@ def build_vamana(
     neighbors = random_graph(points.n, settings.max_degree, generator).to(device)
     order = torch.randperm(points.n, generator=generator).to(device)
     entry = medoid(points)
+    maker = kernels.CompiledBuilder if kernels.usable(neighbors) else TorchBuilder
+    builder = maker(points, neighbors, entry, settings.construction_width)
     with tqdm(total=2 * points.n, desc="build", unit="node", disable=not progress) as bar:
         for alpha, last in ((1.0, False), (settings.alpha, True)):
             for anchors in order.split(settings.batch(points.n)):
-                graph = Graph(neighbors, entry, points.metric, settings.alpha)
-                rows, visited = _pruned_rows(points, graph, anchors, settings, alpha, last)
-                neighbors[anchors] = rows
+                refining = last and refine is not None
+                rows, visited = builder.pruned_rows(anchors, alpha, refining)
+                builder.write(anchors, rows)
                 new_edges = None
-                if last and refine is not None:
-                    rows, new_edges = refine(neighbors, anchors, visited)
-                    neighbors[anchors] = rows
-                add_reciprocals(points, neighbors, anchors, rows, alpha, new_edges)
+                if refining:
+                    assert refine is not None
+                    final, new_edges = refine(neighbors, anchors, visited)
+                    builder.write(anchors, final, (final != rows).any(1))
+                builder.add_reciprocals(anchors, alpha, new_edges)
                 bar.update(len(anchors))
     return Graph(neighbors, entry, points.metric, settings.alpha)
 
 
-def _pruned_rows(
-    points: Points,
-    graph: Graph,
-    anchors: Tensor,
-    settings: VamanaSettings,
-    alpha: float,
-    keep_visited: bool,
-) -> tuple[Tensor, Tensor]:
-    rows, logs = [], []
-    for block in row_blocks(len(anchors), 2 * points.n, 1 << 30):
-        part = anchors[block]
-        visited = visited_by(points, graph, part, settings.construction_width)
-        pool = torch.cat([visited, graph.neighbors[part]], 1)
-        rows.append(robust_prune(points, part, pool, alpha, settings.max_degree))
-        logs.append(visited)
-    return torch.cat(rows), pad_cat(logs) if keep_visited else logs[0][:0]
+class TorchBuilder:
+    """The three steps of a batch as torch operations; `neighbors` is changed in place."""
+
+    def __init__(self, points: Points, neighbors: Tensor, entry: int, width: int) -> None:
+        self.neighbors = neighbors
+        self._points, self._entry, self._width = points, entry, width
+
+    def pruned_rows(
+        self, anchors: Tensor, alpha: float, keep_visited: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Rows int32 [A, R] after search and prune, and visited nodes int32 [A, V] if kept."""
+        graph = Graph(self.neighbors, self._entry, self._points.metric, alpha)
+        rows, logs = [], []
+        for block in row_blocks(len(anchors), 2 * self._points.n, 1 << 30):
+            own = anchors[block]
+            visited = visited_by(self._points, graph, own, self._width)
+            pool = torch.cat([visited, self.neighbors[own]], 1)
+            rows.append(robust_prune(self._points, own, pool, alpha, graph.max_degree))
+            logs.append(visited)
+        return torch.cat(rows), pad_cat(logs) if keep_visited else logs[0][:0]
+
+    def write(self, anchors: Tensor, rows: Tensor, changed: Tensor | None = None) -> None:
+        """Set the anchors' rows."""
+        self.neighbors[anchors] = rows
+
+    def add_reciprocals(self, anchors: Tensor, alpha: float, protected: Tensor | None) -> None:
+        """Insert the edges back from every neighbor of the anchors, grouped by target."""
+        rows = self.neighbors[anchors]
+        add_reciprocals(self._points, self.neighbors, anchors, rows, alpha, protected)
 
 
 def visited_by(points: Points, graph: Graph, anchors: Tensor, width: int) -> Tensor:
     """U_i: the nodes that a search for each anchor visits, int32 [A, V], -1 pads (§4)."""
     distances = QueryDistances(points, nodes=anchors)
-    if points.table is not None:
+    if points.table is not None and not kernels.usable(points.vectors):
         distances = distances.with_table()
     return walk(graph, distances, [width]).visited
 

@@ -22,6 +22,10 @@ Rows = list[list[int]]
 BACKENDS = ["torch", "auto"]
 TABLE = [0, 1 << 30]  # bytes: distances on demand, distances from the N x N table
 
+# All tensors here are tiny: a second OpenMP thread only waits, on a busy machine for a minute.
+# Tests of the thread count set it themselves.
+torch.set_num_threads(1)
+
 
 # --- distances ------------------------------------------------------------------------------
 
@@ -430,7 +434,7 @@ def make_case(
         vectors[rng.integers(n)] = vectors[rng.integers(n)]
     max_degree = min(max_degree, n - 1)
     degrees = rng.integers(min(least_degree, max_degree), max_degree + 1, n)
-    rows = [[int(x) + (x >= i) for x in rng.permutation(n - 1)[: degrees[i]]] for i in range(n)]
+    rows = [[int(x + (x >= i)) for x in rng.permutation(n - 1)[: degrees[i]]] for i in range(n)]
     return Case(Space(vectors), rows, int(rng.integers(n)), max_degree, rng)
 
 

@@ -29,7 +29,7 @@ def live_rows(case: Case) -> list[list[int]]:
     """Rows of the anchors while edits are placed: not those of the table, of any degree."""
     n, rng = case.space.n, case.rng
     return [
-        [int(x) + (x >= i) for x in rng.permutation(n - 1)[: rng.integers(case.max_degree + 1)]]
+        [int(x + (x >= i)) for x in rng.permutation(n - 1)[: rng.integers(case.max_degree + 1)]]
         for i in range(n)
     ]
 

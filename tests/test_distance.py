@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import TABLE, Case, Space, exact_knn, make_case, unit_clusters
+from reference import TABLE, Case, Space, exact_knn, make_case, recall, unit_clusters
 from torch.nn.functional import normalize
 
 import lgp.distance as d
@@ -156,6 +156,15 @@ def test_k_outside_the_number_of_vectors_is_refused(k: int) -> None:
         d.exact_knn(points, torch.zeros(1, 2), k)
     with pytest.raises(ValueError, match=r"queries have shape \(1, 3\), the index holds 2 dim"):
         d.exact_knn(points, torch.zeros(1, 3), 2)
+
+
+def test_squared_l2_far_from_the_origin_keeps_its_neighbors() -> None:
+    # |a|^2 + |b|^2 - 2 a.b cancels: with |a|^2 = 1.6e7 float32 steps are 1 or 2, near pairs are at
+    # distances around 5.
+    rows = 1000 + torch.randn(400, 16, generator=torch.Generator().manual_seed(0))
+    _, found = d.exact_knn(make_points(rows, Metric.l2), rows[:50], 10)
+    truth = torch.cdist(rows[:50].double(), rows.double()).topk(10, largest=False).indices
+    assert recall(found, truth) >= 0.99
 
 
 def test_no_queries_give_no_neighbors() -> None:

@@ -5,39 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = [
-    "choices",
-    "config",
-    "store",
-    "vectors",
-    "beir",
-    "toy",
-    "pydocs_walk",
-    "pydocs",
-    "data",
-    "distance",
-    "packaged",
-    "embed",
-    "graph",
-    "kernels",
-    "search",
-    "prune",
-    "vamana",
-    "answers",
-    "llm",
-    "refine",
-    "selectors",
-    "evaluate",
-    "results",
-    "stats",
-    "comparison",
-    "figures",
-    "report",
-    "runs",
-    "pipeline",
-    "track",
-    "api",
-    "cli",
-]
+    "choices", "config", "store", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "data",
+    "distance", "packaged", "embed", "graph", "kernels", "search", "prune", "vamana", "answers",
+    "llm", "refine", "selectors", "evaluate", "results", "stats", "comparison", "figures",
+    "report", "runs", "stages", "pipeline", "track", "api", "cli",
+]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"
 
 

@@ -267,8 +267,8 @@ def test_recall_on_a_grid(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_results_do_not_depend_on_the_thread_count(backend: str) -> None:
-    rows, queries = unit_clusters(400, 40, 8, seed=2), unit_clusters(150, 40, 8, seed=3)
-    graph = Graph(make_case(1, 400, 1, 9, 12, least_degree=12).graph().neighbors, 7)
+    rows, queries = unit_clusters(250, 40, 8, seed=2), unit_clusters(150, 40, 8, seed=3)
+    graph = Graph(make_case(1, 250, 1, 9, 12, least_degree=12).graph().neighbors, 7)
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 2):
@@ -278,10 +278,10 @@ def test_results_do_not_depend_on_the_thread_count(backend: str) -> None:
                 with use_backend(backend):
                     found.append(
                         [
-                            search_nodes(graph, points, queries, 10, width=30),
-                            search_nodes(graph, points, queries, 10, budget=150),
-                            walk(graph, QueryDistances(points, queries=queries), [10, 40]),
-                            walk(graph, QueryDistances(points, nodes=torch.arange(90)), [25]),
+                            search_nodes(graph, points, queries, 10, width=12),
+                            search_nodes(graph, points, queries, 10, budget=90),
+                            walk(graph, QueryDistances(points, queries=queries), [10, 15]),
+                            walk(graph, QueryDistances(points, nodes=torch.arange(90)), [12]),
                         ]
                     )
     finally:

@@ -56,11 +56,13 @@ def test_shortlists_equal_reference(
     assert found.candidates.dtype == torch.int32
     assert found.context.shape == (len(anchors), context)
     for at, i in enumerate(anchors):
-        row, truth = case.rows[i], shortlist(space, case.rows, i, visited[at], size, rule.value, alpha)
+        row = case.rows[i]
+        truth = shortlist(space, case.rows, i, visited[at], size, rule.value, alpha)
+        gains = [coverage_gain(case.rows, i, row, c) for c in truth]
         count = len(truth)
         assert found.candidates[at].tolist() == truth + [-1] * (size - count)
         assert found.distance[at, :count].tolist() == [space.between(i, c) for c in truth]
-        assert found.gain[at, :count].tolist() == [coverage_gain(case.rows, i, row, c) for c in truth]
+        assert found.gain[at, :count].tolist() == gains
         assert found.separation[at, :count].tolist() == [separation(space, row, c) for c in truth]
         near = sorted(row, key=lambda j: (space.between(i, j), j))[:context]
         assert found.context[at].tolist() == near + [-1] * (context - len(near))

@@ -90,9 +90,7 @@ def test_refined_build_equals_reference(
     step = Step(case.space, degree, 2, 5, least_gain, 1.3, selector)
     placed: dict[int, list[int]] = {}
 
-    def slow(
-        rows: list[list[int]], i: int, visited: list[int]
-    ) -> tuple[list[int], list[int]]:
+    def slow(rows: list[list[int]], i: int, visited: list[int]) -> tuple[list[int], list[int]]:
         row, placed[i] = step(rows, i, visited)
         return row, placed[i]
 
@@ -107,18 +105,17 @@ def test_refined_build_equals_reference(
     assert made == placed
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("refined", [False, True])
-def test_backends_agree_edge_for_edge_at_the_default_batch(seed: int, refined: bool) -> None:
+def test_backends_agree_edge_for_edge_at_the_default_batch(refined: bool) -> None:
     # 160 integer points with ties and copies: batches of 3, rows of 8, table and no table.
-    case = make_case(seed, 160, 3, 9, 8)
+    case = make_case(0, 160, 3, 9, 8)
     graphs, edits = [], []
     for backend in BACKENDS:
         for table_bytes in TABLE:
             points = case.points(table_bytes)
             refine = refiner(points, min_coverage_gain=3) if refined else None
             with use_backend(backend):
-                graphs.append(build_vamana(points, VamanaSettings(8, 20, seed=seed), refine))
+                graphs.append(build_vamana(points, VamanaSettings(8, 20), refine))
             edits.append(len(refine.all_edits().node) if refine else 0)
     assert len({graph.digest() for graph in graphs}) == 1
     assert len(set(edits)) == 1 and (edits[0] > 30) == refined
@@ -134,7 +131,7 @@ def test_builds_do_not_depend_on_the_thread_count(backend: str, table_bytes: int
             points = make_points(rows, table_bytes=table_bytes)
             with use_backend(backend):
                 graph = build_vamana(
-                    points, VamanaSettings(10, 30), refiner(points, min_coverage_gain=3)
+                    points, VamanaSettings(10, 20, 1.2, 100), refiner(points, min_coverage_gain=3)
                 )
             digests.append(graph.digest())
     finally:
@@ -146,12 +143,12 @@ def test_builds_do_not_depend_on_the_thread_count(backend: str, table_bytes: int
 def test_a_seed_names_a_graph(backend: str) -> None:
     points = make_points(unit_clusters(90, 16, 4, seed=6))
     with use_backend(backend):
-        graphs = [build_vamana(points, VamanaSettings(6, 15, seed=s)) for s in (0, 0, 1)]
+        graphs = [build_vamana(points, VamanaSettings(6, 15, 1.2, 9, s)) for s in (0, 0, 1)]
     assert graphs[0].digest() == graphs[1].digest() != graphs[2].digest()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("batch", [1, 0])
+@pytest.mark.parametrize("batch", [1, 7])
 def test_refinement_without_edits_is_vanilla_bit_for_bit(backend: str, batch: int) -> None:
     # 40 nodes with rows of 10: some 30 nodes are within two hops, so no candidate brings 10 more.
     points = make_points(torch.from_numpy(make_case(7, 40, 3, 9, 1).space.vectors), Metric.l2)
@@ -235,9 +232,7 @@ def quality(backend: str, table_bytes: int, refined: bool) -> torch.Tensor:
     points = make_points(rows, table_bytes=table_bytes)
     truth = exact_knn(points, queries, 10)[1]
     with use_backend(backend):
-        graph = build_vamana(
-            points, VamanaSettings(16, 60), refiner(points) if refined else None
-        )
+        graph = build_vamana(points, VamanaSettings(16, 60), refiner(points) if refined else None)
         by_width = [search_nodes(graph, points, queries, 10, width=w) for w in (10, 20)]
         by_budget = search_nodes(graph, points, queries, 10, budget=120)
     return torch.tensor(

@@ -7,7 +7,8 @@ without the GIL; rows are independent, so the thread count cannot change a bit.
 """
 
 from lgp.kernels.backend import usable, use_backend
+from lgp.kernels.build import CompiledBuilder
 from lgp.kernels.prune import robust_prune
 from lgp.kernels.walk import walk
 
-__all__ = ["robust_prune", "usable", "use_backend", "walk"]
+__all__ = ["CompiledBuilder", "robust_prune", "usable", "use_backend", "walk"]

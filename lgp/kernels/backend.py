@@ -19,6 +19,9 @@ from lgp.distance import Metric, Points
 numba: Any
 try:
     import numba
+    from llvmlite import ir
+    from numba.core import cgutils
+    from numba.extending import intrinsic
 except ImportError:  # an optional dependency: the torch functions serve every device
     numba = None
 
@@ -48,7 +51,7 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     if numba is None:
         return function
     compiled: Callable[..., Any] = numba.njit(
-        nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"}
+        nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy"
     )(function)
     return compiled
 
@@ -61,32 +64,68 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def run_ranges(work: Callable[[int, int], None], n: int, smallest: int = 8) -> None:
     """Call work(lo, hi) over range(n), on as many threads as torch uses."""
     threads = torch.get_num_threads()
+    if threads == 1 or n <= smallest:
+        work(0, n)
+        return
     step = max(smallest, -(-n // (4 * threads)))
-    ranges = [(lo, min(n, lo + step)) for lo in range(0, n, step)]
-    if threads == 1 or len(ranges) == 1:
-        for lo, hi in ranges:
-            work(lo, hi)
-    else:
-        list(_pool(threads).map(lambda r: work(*r), ranges))
+    list(_pool(threads).map(lambda lo: work(lo, min(n, lo + step)), range(0, n, step)))
+
+
+if numba is not None:
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def prefetch(typingctx: Any, array: Any, row: Any) -> Any:
+        """Ask for the first cache line of a row of a 2-D array; the hardware follows on."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = signature.args[0]
+            view = context.make_array(kind)(context, builder, args[0])
+            zero = context.get_constant(numba.types.intp, 0)
+            index = context.cast(builder, args[1], signature.args[1], numba.types.intp)
+            pointer = cgutils.get_item_pointer(context, builder, kind, view, [index, zero])
+            pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+            i32 = ir.IntType(32)
+            function = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32]),
+                "llvm.prefetch.p0",
+            )
+            builder.call(function, [pointer, i32(0), i32(3), i32(1)])
+            return context.get_dummy_value()
+
+        return numba.types.void(array, row), generate
+
+else:
+
+    def prefetch(array: Any, row: Any) -> None:
+        """Nothing to do without a compiler."""
 
 
 @jit
-def distance_of(a, b, cosine):  # type: ignore[no-untyped-def]
+def distance_of(a, i, b, j, cosine):  # type: ignore[no-untyped-def]
+    """D between row i of a and row j of b (indexed in place: slices cost a reference count)."""
     total = np.float32(0.0)
     if cosine:
-        for i in range(a.shape[0]):
-            total += a[i] * b[i]
+        for d in range(a.shape[1]):
+            total += a[i, d] * b[j, d]
         total = np.float32(1.0) - total
     else:
-        for i in range(a.shape[0]):
-            difference = a[i] - b[i]
+        for d in range(a.shape[1]):
+            difference = a[i, d] - b[j, d]
             total += difference * difference
     return total if total > 0 else np.float32(0.0)
 
 
 @jit
 def key_of(distance, node):  # type: ignore[no-untyped-def]
+    """`lgp.distance.order_key` of one pair."""
     return (np.int64(np.float32(distance).view(np.int32)) << 32) | np.int64(node)
+
+
+@jit
+def key_gap(key):  # type: ignore[no-untyped-def]
+    """The distance in a key."""
+    return np.int32(key >> 32).view(np.float32)
 
 
 @jit
@@ -96,7 +135,7 @@ def between(a, b, table, vectors, classes, cosine):  # type: ignore[no-untyped-d
         return table[a, b]
     if a == b or (classes.shape[0] > 0 and classes[a] == classes[b]):
         return np.float32(0.0)
-    return distance_of(vectors[a], vectors[b], cosine)
+    return distance_of(vectors, a, vectors, b, cosine)
 
 
 NO_TABLE = np.zeros((0, 0), np.float32)

@@ -115,7 +115,7 @@ def _walk_range(  # type: ignore[no-untyped-def]
                 elif own >= 0:
                     distance = between(own, target, table, vectors, classes, cosine)
                 else:
-                    distance = distance_of(queries[q], vectors[target], cosine)
+                    distance = distance_of(queries, q, vectors, target, cosine)
                 key = key_of(distance, target)
                 if count == room:
                     return False

@@ -1,0 +1,372 @@
+"""The Vamana build, compiled: the twin of `lgp.vamana.TorchBuilder`, same edges, same order.
+
+Three things make it fast. The walk's visited nodes leave it sorted with their distances, so the
+prune starts at once. Rows keep the distances to their owner. And a row remembers how many of its
+entries came out of one prune together: those occlude none of each other (a later alpha is never
+smaller), so a prune that adds reciprocal edges compares pairs with a new edge only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lgp.distance import Points
+from lgp.kernels.backend import (
+    between,
+    distance_of,
+    jit,
+    key_gap,
+    key_of,
+    point_arrays,
+    prefetch,
+    run_ranges,
+)
+
+
+@jit
+def _insert(keys, size, key):  # type: ignore[no-untyped-def]
+    """Put a key into an ascending array of `size` keys; returns its place."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    for i in range(size, low, -1):
+        keys[i] = keys[i - 1]
+    keys[low] = key
+    return low
+
+
+@jit
+def _touch(table, row):  # type: ignore[no-untyped-def]
+    """Read a table row in order: a stream is far cheaper than the walk's scattered misses."""
+    total = np.float32(0.0)
+    for i in range(0, table.shape[1], 16):
+        total += table[row, i]
+    return total
+
+
+@jit
+def _build_range(  # type: ignore[no-untyped-def]
+    lo, hi, anchors, neighbors, gaps, entry, points, width, alpha, rows, row_gaps, visited,
+    n_visited
+):  # fmt: skip
+    """Search, then RobustPrune over visited nodes and the current row, for anchors lo..hi.
+
+    In the frontier a key's lowest bit tells a visited entry, so ids are shifted by one.
+    """
+    table, vectors, classes, cosine = points
+    n, degree = neighbors.shape
+    stamp = np.zeros(n, np.int32)
+    frontier = np.empty(width + 1, np.int64)
+    pool = np.empty(width + degree + visited.shape[1] + 64, np.int64)
+    fresh = np.empty(degree, np.int32)
+    checksum = np.float32(0.0)
+    for b in range(lo, hi):
+        node = anchors[b]
+        mark = np.int32(b - lo + 1)
+        if table.shape[0]:
+            checksum += _touch(table, node)
+        stamp[entry] = mark
+        gap = between(node, entry, table, vectors, classes, cosine)
+        frontier[0] = key_of(gap, entry << 1)
+        size, at, evicted, visits = 1, 0, 0, 0
+        while at < size:
+            key = frontier[at]
+            if key & 1:
+                at += 1
+                continue
+            frontier[at] = key | 1
+            expand = (key & 0xFFFFFFFF) >> 1
+            if visited.shape[1]:
+                if visits == visited.shape[1]:
+                    return -1.0
+                visited[b, visits] = expand
+                visits += 1
+            at += 1
+            count = 0
+            for r in range(degree):
+                target = neighbors[expand, r]
+                if target < 0:
+                    break
+                if stamp[target] != mark:
+                    stamp[target] = mark
+                    fresh[count] = target
+                    count += 1
+                    if not table.shape[0]:
+                        prefetch(vectors, target)
+            for r in range(count):
+                target = fresh[r]
+                if table.shape[0]:
+                    gap = table[node, target]
+                elif classes.shape[0] and classes[node] == classes[target]:
+                    gap = np.float32(0.0)
+                else:
+                    gap = distance_of(vectors, node, vectors, target, cosine)
+                key = key_of(gap, np.int64(target) << 1)
+                if size == width:
+                    last = frontier[width - 1]
+                    if key > last:
+                        continue
+                    if last & 1:
+                        if evicted + width + degree >= pool.shape[0]:
+                            return -1.0
+                        pool[evicted] = last
+                        evicted += 1
+                    size -= 1
+                place = _insert(frontier, size, key)
+                size += 1
+                if place < at:
+                    at = place
+        n_visited[b] = visits
+        # The candidates, ascending: the frontier, what fell off it, and the current row.
+        held = evicted
+        extra = evicted
+        for r in range(degree):
+            if neighbors[node, r] < 0:
+                break
+            pool[extra] = key_of(gaps[node, r], np.int64(neighbors[node, r]) << 1) | 1
+            extra += 1
+        pool[:extra].sort()
+        held = size + extra
+        left, right = size - 1, extra - 1  # merge from the back, in place
+        for i in range(held - 1, -1, -1):
+            if left >= 0 and (right < 0 or frontier[left] > pool[right]):
+                pool[i] = frontier[left]
+                left -= 1
+            elif left < 0:
+                break
+            else:
+                pool[i] = pool[right]
+                right -= 1
+        kept = 0
+        before = np.int64(-1)
+        for i in range(held):
+            key = pool[i]
+            if key == before:
+                continue
+            before = key
+            other = (key & 0xFFFFFFFF) >> 1
+            if other == node:
+                continue
+            limit = key_gap(key)
+            free = True
+            for j in range(kept):
+                mate = rows[b, j]
+                if classes.shape[0] and classes[mate] == classes[other]:
+                    free = False
+                    break
+                if alpha * between(mate, other, table, vectors, classes, cosine) < limit:
+                    free = False
+                    break
+            if free:
+                rows[b, kept] = other
+                row_gaps[b, kept] = limit
+                kept += 1
+                if kept == degree:
+                    break
+        for j in range(kept, degree):
+            rows[b, j] = -1
+    return checksum
+
+
+@jit
+def _new_edges(anchors, neighbors, gaps, protected):  # type: ignore[no-untyped-def]
+    """Reciprocals to insert, sorted by (target, distance, source).
+
+    Returns:
+        (targets, keys of (distance, source), shields, start of each target's group and the end).
+    """
+    n_anchors, degree = len(anchors), neighbors.shape[1]
+    targets = np.empty(n_anchors * degree, np.int64)
+    keys = np.empty(n_anchors * degree, np.int64)
+    shields = np.empty(n_anchors * degree, np.bool_)
+    count = 0
+    for b in range(n_anchors):
+        node = anchors[b]
+        for r in range(degree):
+            target = neighbors[node, r]
+            if target < 0:
+                break
+            known = False
+            for s in range(degree):
+                if neighbors[target, s] == node:
+                    known = True
+                    break
+            if not known:
+                targets[count] = target
+                keys[count] = key_of(gaps[node, r], node)
+                shields[count] = protected.shape[0] > 0 and protected[b, r]
+                count += 1
+    order = np.argsort(keys[:count])
+    order = order[np.argsort(targets[:count][order], kind="mergesort")]
+    targets, keys, shields = targets[:count][order], keys[:count][order], shields[:count][order]
+    starts = np.empty(count + 1, np.int64)
+    groups = 0
+    for i in range(count):
+        if i == 0 or targets[i] != targets[i - 1]:
+            starts[groups] = i
+            groups += 1
+    starts[groups] = count
+    return targets, keys, shields, starts[: groups + 1]
+
+
+@jit
+def _insert_range(  # type: ignore[no-untyped-def]
+    lo, hi, targets, keys, shields, starts, neighbors, gaps, clean, points, alpha
+):
+    """Insert the reciprocals of groups lo..hi: append where they fit, else one prune."""
+    table, vectors, classes, cosine = points
+    degree = neighbors.shape[1]
+    for g in range(lo, hi):
+        first, last = starts[g], starts[g + 1]
+        node = targets[first]
+        held = 0
+        while held < degree and neighbors[node, held] >= 0:
+            held += 1
+        if held + last - first <= degree:
+            for i in range(first, last):
+                neighbors[node, held] = keys[i] & 0xFFFFFFFF
+                gaps[node, held] = key_gap(keys[i])
+                held += 1
+            continue
+        # Bit 0: pruned together before; bit 1: protected. Ids are shifted by two.
+        pool = np.empty(held + last - first, np.int64)
+        for r in range(held):
+            tag = np.int64(1) if r < clean[node] else np.int64(0)
+            pool[r] = key_of(gaps[node, r], 0) | (np.int64(neighbors[node, r]) << 2) | tag
+        guarded = False
+        for i in range(first, last):
+            tag = np.int64(0)
+            if shields[i]:
+                tag = np.int64(2)
+                guarded = True
+            pool[held + i - first] = (keys[i] >> 32 << 32) | ((keys[i] & 0xFFFFFFFF) << 2) | tag
+        pool.sort()
+        kept = np.empty(degree, np.int64)
+        n_kept = 0
+        for turn in range(2 if guarded else 1):
+            for i in range(len(pool)):
+                if n_kept == degree:
+                    break
+                key = pool[i]
+                if guarded and ((key & 2) != 0) != (turn == 0):
+                    continue
+                other = (key & 0xFFFFFFFF) >> 2
+                limit = key_gap(key)
+                free = True
+                if key & 2 == 0:
+                    for j in range(n_kept):
+                        if kept[j] & key & 1:
+                            continue
+                        mate = (kept[j] & 0xFFFFFFFF) >> 2
+                        if classes.shape[0] and classes[mate] == classes[other]:
+                            free = False
+                            break
+                        gap = between(mate, other, table, vectors, classes, cosine)
+                        if alpha * gap < limit:
+                            free = False
+                            break
+                if free:
+                    kept[n_kept] = key
+                    n_kept += 1
+        for j in range(degree):
+            if j < n_kept:
+                neighbors[node, j] = (kept[j] & 0xFFFFFFFF) >> 2
+                gaps[node, j] = key_gap(kept[j])
+            else:
+                neighbors[node, j] = -1
+        clean[node] = 0 if guarded else n_kept
+
+
+@jit
+def _row_gaps(nodes, rows, points, out):  # type: ignore[no-untyped-def]
+    table, vectors, classes, cosine = points
+    for b in range(len(nodes)):
+        for r in range(rows.shape[1]):
+            if rows[b, r] >= 0:
+                out[b, r] = between(nodes[b], rows[b, r], table, vectors, classes, cosine)
+
+
+class CompiledBuilder:
+    """`lgp.vamana.TorchBuilder`, compiled; holds the rows' distances and clean counts."""
+
+    def __init__(self, points: Points, neighbors: Tensor, entry: int, width: int) -> None:
+        if points.n >= 1 << 29:
+            raise ValueError(f"{points.n} nodes; the compiled build holds fewer than 2^29")
+        self.neighbors = neighbors
+        self._points = point_arrays(points)
+        self._rows = neighbors.numpy()
+        self._entry, self._width = entry, width
+        self._gaps = np.zeros(self._rows.shape, np.float32)
+        self._clean = np.zeros(points.n, np.int32)
+        every = np.arange(points.n)
+        run_ranges(
+            lambda lo, hi: _row_gaps(
+                every[lo:hi], self._rows[lo:hi], self._points, self._gaps[lo:hi]
+            ),
+            points.n,
+        )
+        self._batch_gaps = self._gaps[:0]
+
+    def pruned_rows(
+        self, anchors: Tensor, alpha: float, keep_visited: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Rows int32 [A, R] after search and prune, and visited nodes int32 [A, V] if kept."""
+        nodes, degree = anchors.numpy(), self._rows.shape[1]
+        rows = np.empty((len(nodes), degree), np.int32)
+        self._batch_gaps = np.empty((len(nodes), degree), np.float32)
+        room = self._width + self._width // 2 + 32
+        while True:
+            visited = np.full((len(nodes), room if keep_visited else 0), -1, np.int32)
+            n_visited = np.zeros(len(nodes), np.int64)
+            short: list[bool] = []
+
+            def work(lo: int, hi: int, visited: Any = visited, n_visited: Any = n_visited,
+                     short: list[bool] = short) -> None:  # fmt: skip
+                done = _build_range(
+                    lo, hi, nodes, self._rows, self._gaps, self._entry, self._points,
+                    self._width, np.float32(alpha), rows, self._batch_gaps, visited, n_visited,
+                )  # fmt: skip
+                if done == -1.0:
+                    short.append(True)
+
+            run_ranges(work, len(nodes))
+            if not short:
+                break
+            room *= 2
+        longest = int(n_visited.max()) if keep_visited else 0
+        return torch.from_numpy(rows), torch.from_numpy(visited[:, :longest])
+
+    def write(self, anchors: Tensor, rows: Tensor, changed: Tensor | None = None) -> None:
+        """Set the anchors' rows; `changed` rows (bool [A]) are not the prune's any more."""
+        nodes, new = anchors.numpy(), rows.numpy()
+        self._rows[nodes] = new
+        if changed is None:
+            self._gaps[nodes] = self._batch_gaps
+            self._clean[nodes] = (new >= 0).sum(1)
+            return
+        at = changed.numpy().nonzero()[0]
+        gaps = np.zeros((len(at), new.shape[1]), np.float32)
+        _row_gaps(nodes[at], new[at], self._points, gaps)
+        self._gaps[nodes[at]] = gaps
+        self._clean[nodes[at]] = 0
+
+    def add_reciprocals(self, anchors: Tensor, alpha: float, protected: Tensor | None) -> None:
+        """Insert the edges back from every neighbor of the anchors, grouped by target."""
+        shield = np.zeros((0, 0), np.bool_) if protected is None else protected.numpy()
+        targets, keys, shields, starts = _new_edges(anchors.numpy(), self._rows, self._gaps, shield)
+        run_ranges(
+            lambda lo, hi: _insert_range(
+                lo, hi, targets, keys, shields, starts, self._rows, self._gaps, self._clean,
+                self._points, np.float32(alpha),
+            ),
+            len(starts) - 1,
+            smallest=64,
+        )  # fmt: skip
