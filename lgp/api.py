@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgp.distance import Metric, Points, make_points
+from lgp.distance import Metric, Points, check_dimensions, check_vectors, make_points
 from lgp.graph import Graph
 from lgp.refine.log import EditLog
 from lgp.refine.post import refine_post
@@ -22,6 +22,21 @@ from lgp.search import SearchResult, search_nodes
 from lgp.vamana import VamanaSettings, build_vamana
 
 Array = np.ndarray | Tensor
+
+
+def _same_number(points: Points, graph: Graph) -> None:
+    if points.n != graph.n:
+        raise ValueError(f"{points.n} vectors for a graph of {graph.n} nodes; give one per node")
+
+
+def _metric(name: str) -> Metric:
+    known = [m.value for m in Metric]
+    if name not in known:
+        raise ValueError(
+            f"metric {name!r} is unknown; known: {', '.join(known)} (raw inner product is no "
+            "metric to prune with: normalise and use cosine)"
+        )
+    return Metric(name)
 
 
 def _points(vectors: Array, metric: Metric) -> Points:
@@ -36,7 +51,7 @@ def build(vectors: Array, metric: str = "cosine", **settings: Any) -> Graph:
     Raises:
         ValueError: vectors or settings that cannot be indexed, naming the rows or the key.
     """
-    return build_vamana(_points(vectors, Metric(metric)), VamanaSettings(**settings))
+    return build_vamana(_points(vectors, _metric(metric)), VamanaSettings(**settings))
 
 
 def refine(
@@ -61,8 +76,7 @@ def refine(
         ValueError: an unknown selector, texts missing or of another number than nodes.
     """
     points = _points(vectors, graph.metric)
-    if points.n != graph.n:
-        raise ValueError(f"{points.n} vectors for a graph of {graph.n} nodes; give one per node")
+    _same_number(points, graph)
     if texts is not None and len(texts) != graph.n:
         raise ValueError(f"{len(texts)} texts for a graph of {graph.n} nodes; give one per node")
     choose = _selector(selector, texts, seed)
@@ -103,6 +117,9 @@ def search(
         ValueError: k, width or budget out of bounds, or dimensions that differ.
     """
     points = make_points(torch.as_tensor(vectors, dtype=torch.float32), graph.metric, table_bytes=0)
-    return search_nodes(
-        graph, points, torch.as_tensor(queries, dtype=torch.float32), k, width, budget
-    )
+    _same_number(points, graph)
+    asked = torch.as_tensor(queries, dtype=torch.float32)
+    check_dimensions(points, asked)
+    if len(asked):
+        check_vectors(asked, graph.metric, "queries")
+    return search_nodes(graph, points, asked, k, width, budget)

@@ -66,12 +66,14 @@ class Points:
         vectors: float32 [N, D]; unit rows under `Metric.cosine`.
         duplicate_class: int32 [N], equal for bit-equal rows; None when all rows differ.
         table: all D(i, j), float32 [N, N], where memory allows; None means compute on demand.
+        origin: float32 [D], what was subtracted from the vectors under L2; None = nothing.
     """
 
     vectors: Tensor
     metric: Metric = Metric.cosine
     duplicate_class: Tensor | None = None
     table: Tensor | None = None
+    origin: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -90,10 +92,7 @@ class Points:
         if self.table is not None:
             return self.table[a.unsqueeze(2), b.unsqueeze(1)]
         out = _distance_matmul(self.metric, self.vectors[a], self.vectors[b])
-        if self.duplicate_class is not None:
-            same = self.duplicate_class[a].unsqueeze(2) == self.duplicate_class[b].unsqueeze(1)
-            out = out.masked_fill(same, 0.0)
-        return out
+        return out.masked_fill(self.same(a.unsqueeze(2), b.unsqueeze(1)), 0.0)
 
     def same(self, a: Tensor, b: Tensor) -> Tensor:
         """Whether nodes are bit-equal rows (broadcast ids -> bool); a node equals itself."""
@@ -118,7 +117,11 @@ class Points:
 
     def to_queries(self, queries: Tensor) -> Tensor:
         """D from foreign vectors to all nodes: float32 [Q, D] -> [Q, N]."""
-        return _distance_matmul(self.metric, queries, self.vectors)
+        return _distance_matmul(self.metric, self.shifted(queries), self.vectors)
+
+    def shifted(self, queries: Tensor) -> Tensor:
+        """Queries moved by the same origin as the vectors."""
+        return queries if self.origin is None else queries - self.origin
 
 
 def _distance_matmul(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
@@ -142,30 +145,35 @@ def make_points(
         ValueError: wrong shape or dtype, NaN or inf (row numbers), zero or non-unit rows.
     """
     check_vectors(vectors, metric)
-    vectors = vectors.contiguous()
-    points = Points(vectors, metric, duplicate_classes(vectors))
+    vectors, origin = vectors.contiguous(), None
+    classes = duplicate_classes(vectors)
+    if metric is Metric.l2:
+        # |a|^2 + |b|^2 - 2ab cancels far from the origin; whole numbers keep integer data exact.
+        origin = vectors.double().mean(0).round().float()
+        vectors = vectors - origin
+    points = Points(vectors, metric, classes, None, origin)
     if 4 * points.n * points.n > table_bytes:
         return points
     table = torch.empty(points.n, points.n, device=vectors.device)
     for block in row_blocks(points.n, points.n):
         table[block] = points.rows(torch.arange(block.start, block.stop, device=vectors.device))
-    return Points(vectors, metric, points.duplicate_class, table)
+    return Points(vectors, metric, classes, table, origin)
 
 
-def check_vectors(vectors: Tensor, metric: Metric) -> None:
+def check_vectors(vectors: Tensor, metric: Metric, what: str = "vectors") -> None:
     """Refuse what D is not defined on, naming the rows."""
     if vectors.ndim != 2 or vectors.dtype != torch.float32:
         raise ValueError(
-            f"vectors are {vectors.dtype} of shape {tuple(vectors.shape)}; "
-            "float32 [N, D] is needed (vectors.float())"
+            f"{what} are {vectors.dtype} of shape {tuple(vectors.shape)}; "
+            "float32 [N, D] is needed (.float())"
         )
     if len(vectors) == 0:
-        raise ValueError("there are 0 vectors; at least 1 is needed")
+        raise ValueError(f"there are 0 {what}; at least 1 is needed")
     norm = vectors.norm(dim=1)
-    refuse_rows((~torch.isfinite(norm)).tolist(), "vectors", "hold NaN or infinity; drop them")
+    refuse_rows((~torch.isfinite(norm)).tolist(), what, "hold NaN or infinity; drop them")
     if metric is Metric.cosine:
         off = ((norm - 1).abs() > 1e-3).tolist()
-        refuse_rows(off, "vectors", "do not have length 1; normalise them, or use metric l2")
+        refuse_rows(off, what, "do not have length 1; normalise them, or use metric l2")
 
 
 def duplicate_classes(vectors: Tensor) -> Tensor | None:
@@ -213,6 +221,8 @@ def exact_knn(points: Points, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not 1 <= k <= points.n:
         raise ValueError(f"k={k} is outside 1..{points.n} (the number of vectors); lower k")
     check_dimensions(points, queries)
+    if len(queries) == 0:
+        return queries.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=points.device)
     parts = [
         top_k(points.to_queries(queries[block]), k) for block in row_blocks(len(queries), points.n)
     ]

@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -96,8 +97,8 @@ def save_graph(graph: Graph, path: Path) -> None:
         "entry_node": graph.entry_node,
         "metric": graph.metric.value,
         "alpha": graph.alpha,
-        "sha256": graph.digest(),
     }
+    header["sha256"] = _file_digest(graph, header)
     save_file({"neighbors": graph.neighbors.cpu().contiguous()}, path, {"lgp": json.dumps(header)})
 
 
@@ -120,11 +121,22 @@ def load_graph(path: Path) -> Graph:
             f"{path} has format {header.get('format')} version {header.get('version')}; "
             f"{FORMAT} version {FORMAT_VERSION} is read here: rebuild it"
         )
-    graph = Graph(rows, header["entry_node"], Metric(header["metric"]), header["alpha"])
-    if graph.digest() != header["sha256"]:
+    claimed = header.pop("sha256", None)
+    try:
+        graph = Graph(rows, header["entry_node"], Metric(header["metric"]), header["alpha"])
+        intact = _file_digest(graph, header) == claimed
+    except (KeyError, TypeError, ValueError):
+        intact = False
+    if not intact:
         raise ValueError(f"{path} does not match its own checksum; it is damaged: rebuild it")
     validate(graph)
     return graph
+
+
+def _file_digest(graph: Graph, header: dict[str, Any]) -> str:
+    """Checksum of a graph file: the graph and every header field."""
+    text = json.dumps(header, sort_keys=True) + graph.digest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def reachable(graph: Graph) -> Tensor:

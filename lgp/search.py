@@ -70,7 +70,8 @@ class QueryDistances:
         if self.nodes is not None:
             return self.points.between(self.nodes.unsqueeze(1), nodes).squeeze(1)
         assert self.queries is not None
-        own = Points(self.points.vectors[nodes.clamp_min(0).long()], self.points.metric)
+        shown = self.points.vectors[nodes.clamp_min(0).long()]
+        own = Points(shown, self.points.metric, origin=self.points.origin)
         return own.to_queries(self.queries.unsqueeze(1)).squeeze(1)
 
 
@@ -105,8 +106,10 @@ def walk(
     Raises:
         ValueError: a width or the budget below 1, or neither given.
     """
-    if not widths and budget < 1:
-        raise ValueError(f"budget={budget} and no width; give a width >= 1 or a budget >= 1")
+    if budget < 0 or (not widths and budget < 1):
+        raise ValueError(
+            f"budget={budget} and widths={list(widths)}; give a width >= 1 or a budget >= 1"
+        )
     if widths and min(widths) < 1:
         raise ValueError(f"search width {min(widths)} is below 1; raise search.widths")
     if kernels.usable(graph.neighbors):
@@ -240,6 +243,10 @@ def search_nodes(
         raise ValueError(f"width={width} and budget={budget}; give exactly one of them, >= 1")
     if 0 < width < k:
         raise ValueError(f"search width {width} is below k={k}; raise the width or lower k")
+    check_dimensions(points, queries)
+    if len(queries) == 0:
+        none = torch.empty(0, k, dtype=torch.int64, device=points.device)
+        return SearchResult(none, none.float(), none[:, 0])
     parts = []
     for _, distances in query_blocks(points, queries):
         log = walk(graph, distances, [width] if width else [], budget)

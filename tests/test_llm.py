@@ -59,7 +59,7 @@ def test_packed_continuations_equal_one_pass_each(lm: LanguageModel, seed: int) 
 
 
 def test_an_empty_prefix_is_refused(lm: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="prompt.prefix"):
+    with pytest.raises(ValueError, match=r"prompt\.prefix"):
         continuation_logprobs(lm, [Continuations([], [[1]])])
 
 
@@ -91,7 +91,7 @@ def shortlist_of(anchors: list[int], candidates: list[list[int]]) -> Shortlist:
 TEXTS = ["alpha beta", "gamma delta", "", "epsilon zeta eta", "theta", "iota kappa lambda mu"]
 
 
-def test_likelihood_score_is_the_mean_gain_over_the_prior(lm: LanguageModel, tmp_path: Path) -> None:
+def test_likelihood_is_the_mean_gain_over_the_prior(lm: LanguageModel, tmp_path: Path) -> None:
     settings = LikelihoodSettings("Read: {anchor}\nThen: ", anchor_tokens=4, document_tokens=3)
     selector = Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))
     found = selector(shortlist_of([0, 4], [[1, 3, 5, 2], [5, 1, -1, -1]]), 3)

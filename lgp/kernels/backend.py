@@ -71,9 +71,15 @@ def run_ranges(work: Callable[[int, int], None], n: int, smallest: int = 8) -> N
     list(_pool(threads).map(lambda lo: work(lo, min(n, lo + step)), range(0, n, step)))
 
 
-if numba is not None:
+prefetch: Any
+if numba is None:
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    def prefetch(array: Any, row: Any) -> None:
+        """Nothing to do without a compiler."""
+
+else:
+
+    @intrinsic
     def prefetch(typingctx: Any, array: Any, row: Any) -> Any:
         """Ask for the first cache line of a row of a 2-D array; the hardware follows on."""
 
@@ -94,11 +100,6 @@ if numba is not None:
             return context.get_dummy_value()
 
         return numba.types.void(array, row), generate
-
-else:
-
-    def prefetch(array: Any, row: Any) -> None:
-        """Nothing to do without a compiler."""
 
 
 @jit

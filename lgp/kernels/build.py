@@ -54,8 +54,8 @@ def _touch(table, row):  # type: ignore[no-untyped-def]
 
 @jit
 def _build_range(  # type: ignore[no-untyped-def]
-    lo, hi, anchors, neighbors, gaps, entry, points, width, alpha, rows, row_gaps, visited,
-    n_visited
+    lo, hi, anchors, neighbors, gaps, entry, points, width, slack, alpha, rows, row_gaps,
+    visited, n_visited
 ):  # fmt: skip
     """Search, then RobustPrune over visited nodes and the current row, for anchors lo..hi.
 
@@ -65,7 +65,7 @@ def _build_range(  # type: ignore[no-untyped-def]
     n, degree = neighbors.shape
     stamp = np.zeros(n, np.int32)
     frontier = np.empty(width + 1, np.int64)
-    pool = np.empty(width + degree + visited.shape[1] + 64, np.int64)
+    pool = np.empty(width + degree + slack, np.int64)
     fresh = np.empty(degree, np.int32)
     checksum = np.float32(0.0)
     for b in range(lo, hi):
@@ -115,7 +115,7 @@ def _build_range(  # type: ignore[no-untyped-def]
                     if key > last:
                         continue
                     if last & 1:
-                        if evicted + width + degree >= pool.shape[0]:
+                        if evicted == slack:
                             return -1.0
                         pool[evicted] = last
                         evicted += 1
@@ -328,11 +328,14 @@ class CompiledBuilder:
             n_visited = np.zeros(len(nodes), np.int64)
             short: list[bool] = []
 
-            def work(lo: int, hi: int, visited: Any = visited, n_visited: Any = n_visited,
-                     short: list[bool] = short) -> None:  # fmt: skip
+            def work(
+                lo: int, hi: int, room: int = room, visited: Any = visited,
+                n_visited: Any = n_visited, short: list[bool] = short,
+            ) -> None:  # fmt: skip
                 done = _build_range(
                     lo, hi, nodes, self._rows, self._gaps, self._entry, self._points,
-                    self._width, np.float32(alpha), rows, self._batch_gaps, visited, n_visited,
+                    self._width, room, np.float32(alpha), rows, self._batch_gaps, visited,
+                    n_visited,
                 )  # fmt: skip
                 if done == -1.0:
                     short.append(True)

@@ -149,7 +149,11 @@ def walk(
     query_table = NO_TABLE if distances.table is None else distances.table.numpy()
     if distances.nodes is not None and distances.points.table is not None:
         query_table = NO_TABLE  # read the N x N table in place
-    queries = NO_TABLE if distances.queries is None else distances.queries.numpy()
+    queries = (
+        NO_TABLE
+        if distances.queries is None
+        else distances.points.shifted(distances.queries).numpy()
+    )
     degree = neighbors.shape[1]
     widest = int(ascending[-1]) if len(ascending) else 0
     room = min(n, max(budget + degree, 2 * widest * degree // 3 + 64))

@@ -187,4 +187,11 @@ def _rewrite(graph: Graph, log: EditLog, forward: bool) -> Graph:
     last.scatter_reduce_(0, flat, torch.arange(len(flat)), "amax")
     touched = (last >= 0).nonzero().flatten()
     rows.view(-1)[touched.to(rows.device)] = value[last[touched]].to(rows.device)
-    return Graph(rows, graph.entry_node, graph.metric, graph.alpha)
+    result = Graph(rows, graph.entry_node, graph.metric, graph.alpha)
+    goal = log.header["result_sha256" if forward else "base_sha256"]
+    if result.digest() != goal:
+        raise ValueError(
+            f"the edits lead to a graph of sha256 {result.digest()[:12]}..., the log promises "
+            f"{goal[:12]}...; the log is damaged"
+        )
+    return result

@@ -5,7 +5,7 @@ In: a graph and a `Refiner`. Out: the refined graph and every slot change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -89,16 +89,14 @@ def flat_reciprocals(alpha: float) -> Reciprocals:
 
 def rounds(
     points: Points, rows: Tensor, sources: Tensor, targets: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Edges back, in order (target, distance, anchor), at most one per target and round.
 
-    Targets are independent of each other, so a round can be done as one batch. Sources that the
-    target already points to are left out.
+    Targets are independent of each other, so a round can be done as one batch. A source that
+    its target points to when its turn comes is left out; `rows` changes between rounds.
     """
-    missing = ~(rows[targets] == sources.unsqueeze(1)).any(1)
-    sources, targets = sources[missing], targets[missing]
     if len(sources) == 0:
-        return []
+        return
     distance = points.between(targets.unsqueeze(1), sources.unsqueeze(1)).flatten()
     order = order_key(distance, sources).argsort()
     order = order[targets[order].argsort(stable=True)]
@@ -106,7 +104,10 @@ def rounds(
     _, counts = torch.unique_consecutive(targets, return_counts=True)
     start = (counts.cumsum(0) - counts).repeat_interleave(counts)
     rank = torch.arange(len(targets), device=targets.device) - start
-    return [(sources[rank == r], targets[rank == r]) for r in range(int(counts.max()))]
+    for turn in range(int(counts.max())):
+        source, target = sources[rank == turn], targets[rank == turn]
+        missing = ~(rows[target] == source.unsqueeze(1)).any(1)
+        yield source[missing], target[missing]
 
 
 def row_changes(

@@ -89,7 +89,7 @@ def place(
         pick = picks[:, turn]
         gain = coverage_gain(neighbors, anchors, rows, pick.unsqueeze(1)).squeeze(1)
         accept = (pick >= 0) & (placed < quota) & (gain >= min_gain)
-        accept &= ~(rows == pick.unsqueeze(1)).any(1)
+        accept &= ~(rows == pick.unsqueeze(1)).any(1) & (pick != anchors)
         live = accept.nonzero().flatten()
         if len(live) == 0:
             if bool((placed >= quota).all()):

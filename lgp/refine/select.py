@@ -165,6 +165,8 @@ class Recorded:
 
     def __call__(self, shortlist: Shortlist, limit: int) -> Selection:
         at = self.row[shortlist.anchors.cpu()]
+        if len(self.picks) == 0:
+            return selection(torch.full((len(at), limit), -1, device=shortlist.candidates.device))
         picks = self.picks[at.clamp_min(0)].masked_fill((at < 0).unsqueeze(1), -1)
         status = self.status[at.clamp_min(0)].masked_fill(at < 0, int(Status.none))
         return Selection(picks[:, :limit].to(shortlist.candidates.device), status)

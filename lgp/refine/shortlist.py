@@ -172,7 +172,7 @@ def make_shortlist(
         if pool.shape[1] == 0:
             empty = torch.full(columns.shape, -1, dtype=torch.int32, device=own.device)
             zero = torch.zeros(columns.shape, device=own.device)
-            parts.append((empty, zero, zero.int(), zero))
+            parts.append((empty, zero + torch.inf, zero.int(), zero))
             continue
         parts.append(
             (

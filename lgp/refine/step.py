@@ -38,6 +38,11 @@ class StepSettings:
     victim: VictimRule = VictimRule.lexicographic
     alpha: float = 1.2
 
+    def __post_init__(self) -> None:
+        for name, least in (("edit_budget", 0), ("shortlist_size", 1), ("context_size", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} is below {least}; raise it")
+
     def min_gain(self, max_degree: int) -> int:
         """g_min for a degree bound (ValueError above it: no candidate could ever pass)."""
         if self.min_coverage_gain is None:
@@ -86,7 +91,8 @@ def chosen_nodes(n: int, node_budget: float, seed: int) -> Tensor:
         raise ValueError(f"node_budget={node_budget} is outside (0, 1]; set refine.node_budget")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     chosen = torch.zeros(n, dtype=torch.bool)
-    chosen[order[: math.floor(node_budget * n)]] = True
+    # 0.29 * 100 is 28.999...: a share that should be whole must not lose a node.
+    chosen[order[: math.floor(node_budget * n + 1e-9)]] = True
     return chosen
 
 
