@@ -1,8 +1,9 @@
 """The answer log: every model answer, kept for ever, never asked twice.
 
-In: (key, answer) records. Out: the answer of a key, from this process or any other that wrote
-into the folder. Append-only segments, one per process; a batch is one write, so a kill loses at
-most the batch in flight. What a key means is the caller's business.
+In: {key: answer}. Out: the answer of a key, from this process or any other that wrote into the
+folder. Append-only segments, one per process; a batch is one line and one write, so it is logged
+whole or not at all, and a kill loses at most the batch in flight. What a key means is the
+caller's business.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class AnswerLog:
     every reader of the same folder sees the same answers.
 
     Attributes:
-        torn: lines dropped because a write was cut short.
+        torn: batches dropped because a write was cut short.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,9 +41,9 @@ class AnswerLog:
         with open(segment, "rb") as file:
             for line in file:
                 try:
-                    record = json.loads(line)
-                    self._answers.setdefault(record["key"], record["answer"])
-                except (ValueError, KeyError, TypeError):
+                    for key, answer in json.loads(line).items():
+                        self._answers.setdefault(key, answer)
+                except (ValueError, AttributeError):
                     self.torn += 1
 
     def __len__(self) -> int:
@@ -58,14 +59,11 @@ class AnswerLog:
         """Log a batch in one write that has reached the disk when this returns."""
         if not records:
             return
-        lines = "".join(
-            json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n"
-            for key, answer in records.items()
-        )
+        line = json.dumps(dict(records), ensure_ascii=True) + "\n"
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._segment, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            data = lines.encode()
+            data = line.encode()
             while data:
                 data = data[os.write(handle, data) :]
             os.fsync(handle)

@@ -165,7 +165,7 @@ def load_pydocs(packages: Sequence[str] = ("numpy",)) -> Dataset:
 
     Raises:
         DataError: no packages, one that is not installed, or no query at all.
-    Side effects: imports the packages' public modules, in this process.
+    Side effects: none here; a child process imports the packages' public modules.
     """
     library = read_pages(packages)
     queries: dict[str, str] = {}

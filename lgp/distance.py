@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,18 +146,16 @@ def make_points(
         ValueError: wrong shape or dtype, NaN or inf (row numbers), zero or non-unit rows.
     """
     check_vectors(vectors, metric)
-    vectors, origin = vectors.contiguous(), None
+    vectors, origin = huge_pages(vectors), None
     classes = duplicate_classes(vectors)
     if metric is Metric.l2:
         # |a|^2 + |b|^2 - 2ab cancels far from the origin; whole numbers keep integer data exact.
         origin = vectors.double().mean(0).round().float()
-        vectors = vectors - origin
+        vectors -= origin
     points = Points(vectors, metric, classes, None, origin)
     if 4 * points.n * points.n > table_bytes:
         return points
-    table = torch.empty(points.n, points.n, device=vectors.device)
-    for block in row_blocks(points.n, points.n):
-        table[block] = points.rows(torch.arange(block.start, block.stop, device=vectors.device))
+    table = fill_table(points)
     return Points(vectors, metric, classes, table, origin)
 
 
@@ -227,6 +226,45 @@ def exact_knn(points: Points, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         top_k(points.to_queries(queries[block]), k) for block in row_blocks(len(queries), points.n)
     ]
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def huge_pages(values: Tensor) -> Tensor:
+    """A contiguous copy that, on the CPU, NumPy allocates: it asks for huge pages, torch does not.
+
+    Walks and prunes read scattered rows; with 4 KiB pages most reads also miss the TLB.
+    """
+    if values.device.type != "cpu":
+        return values.contiguous().clone()
+    copy = np.empty(tuple(values.shape), np.float32)
+    torch.from_numpy(copy).copy_(values)
+    return torch.from_numpy(copy)
+
+
+TILE = 1024
+
+
+def fill_table(points: Points) -> Tensor:
+    """All D(i, j), float32 [N, N], exactly symmetric: each tile is computed once and mirrored."""
+    n, device = points.n, points.device
+    if device.type == "cpu":
+        table = torch.from_numpy(np.empty((n, n), np.float32))
+    else:
+        table = torch.empty(n, n, device=device)
+    for top in range(0, n, TILE):
+        rows = torch.arange(top, min(n, top + TILE), device=device)
+        for left in range(0, top + 1, TILE):
+            columns = torch.arange(left, min(n, left + TILE), device=device)
+            tile = _distance_matmul(points.metric, points.vectors[rows], points.vectors[columns])
+            if left == top:
+                tile = tile.triu(1)
+                tile += tile.T.clone()
+            table[top : top + len(rows), left : left + len(columns)] = tile
+            table[left : left + len(columns), top : top + len(rows)] = tile.T
+    if points.duplicate_class is not None:
+        for block in row_blocks(n, n):
+            classes = points.duplicate_class[block]
+            table[block].masked_fill_(classes.unsqueeze(1) == points.duplicate_class, 0.0)
+    return table
 
 
 def check_dimensions(points: Points, queries: Tensor) -> None:

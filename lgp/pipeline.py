@@ -22,7 +22,7 @@ from lgp.distance import GIB
 from lgp.embed import Kind
 from lgp.graph import Graph, describe
 from lgp.refine.log import EditLog
-from lgp.report import print_report, read_queries, write_report
+from lgp.report import graph_lines, print_report, read_queries, write_report
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
 from lgp.selectors import mean_encoder
 from lgp.stages import Stages
@@ -102,44 +102,8 @@ def run(config: Config, run_dir: Path) -> None:
     write_aside(run_dir / "summary.json", json.dumps(summary, indent=1))
     main = c.refine.selector.value if c.refine.controls else None
     write_report(run_dir, main)
-    said = graph_lines(summary)
-    report = run_dir / "report.md"
-    write_aside(report, report.read_text() + "\n## Graphs\n\n" + "".join(f"- {x}\n" for x in said))
     print_report(read_queries(run_dir), Console(), main)
-    print("\n".join(said))
-
-
-def graph_lines(summary: dict[str, Any]) -> list[str]:
-    """What a reader must know of the graphs beside their scores, a sentence each."""
-    lines = [
-        f"{summary['dataset']}: {summary['n_documents']} documents in {summary['n_nodes']} nodes, "
-        f"{summary['n_queries']} queries ({summary['n_queries_without_relevant']} more without "
-        f"relevant documents left out), {summary['n_short_lists']} short lists."
-    ]
-    for graph in summary["graphs"]:
-        text = (
-            f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: mean degree "
-            f"{graph['degree_mean']:.2f}, {graph['n_unreachable']} nodes unreachable"
-        )
-        if graph["graph"] == "refined":
-            account = graph["account"]
-            wanted = graph["n_edits_wanted"]
-            text += (
-                f" ({graph['n_became_unreachable']} of them by the refinement); "
-                f"{graph['n_eligible']} of {graph['n_nodes']} nodes seen by the selector "
-                f"(beta {graph['n_eligible'] / graph['n_nodes']:.2f}), {graph['n_edits']} edits"
-                + (f" of {wanted} to match" if wanted is not None else "")
-                + f", {graph['n_edits_surviving']} of them in the final graph, "
-                f"{100 * graph['changed_neighborhoods']:.1f} % of neighborhoods changed"
-            )
-            if account["tokens"] or account["replayed"]:
-                text += (
-                    f"; {account['asked']} prompts asked, {account['replayed']} replayed, "
-                    f"{account['tokens']} tokens, {account['seconds']:.0f} s, "
-                    f"{account['none']} none, {account['unreadable']} unreadable"
-                )
-        lines.append(text + ".")
-    return lines
+    print("\n".join(graph_lines(run_dir)))
 
 
 def copy_aside(source: Path, target: Path) -> None:
@@ -159,12 +123,16 @@ def versions(device: str) -> dict[str, Any]:
         except PackageNotFoundError:
             found[name] = "absent"
     here = Path(__file__).resolve().parent
-    git = subprocess.run(
-        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    git, status = ask("rev-parse", "--verify", "HEAD"), ask("status", "--porcelain", "-uno")
     hardware = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
     return {
-        "commit": git.stdout.strip() or None,
+        "commit": git.stdout.strip() if git.returncode == 0 else None,
+        "uncommitted_changes": bool(status.stdout.strip()) if git.returncode == 0 else None,
         "packages": found,
         "python": platform.python_version(),
         "device": hardware,

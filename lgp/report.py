@@ -6,6 +6,7 @@ means. `lgp report` is `main`.
 """
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from lgp.comparison import Row, comparison_table, headline_value, sentences
 from lgp.figures import METRIC_NAMES, RANKING_NAMES, caption, draw_figure
 from lgp.results import METRICS, QUERIES_FILE, Results, read_queries, write_metrics_csv
 from lgp.stats import holm
+from lgp.store import write_aside
 
 __all__ = [
     "comparison_table",
@@ -78,6 +80,43 @@ def write_report(run_dir: Path | str, main: str | None = None, metric: str = "nd
     _write_report(read_queries(run_dir), Path(run_dir), main, metric)
 
 
+def graph_lines(run_dir: Path) -> list[str]:
+    """What a reader must know of the graphs beside their scores; none without a summary.json."""
+    path = run_dir / "summary.json"
+    if not path.is_file():
+        return []
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        f"{summary['dataset']}: {summary['n_documents']} documents in {summary['n_nodes']} nodes, "
+        f"{summary['n_queries']} queries ({summary['n_queries_without_relevant']} more without "
+        f"relevant documents left out), {summary['n_short_lists']} short lists."
+    ]
+    for graph in summary["graphs"]:
+        text = (
+            f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: mean degree "
+            f"{graph['degree_mean']:.2f}, {graph['n_unreachable']} nodes unreachable"
+        )
+        if graph["graph"] == "refined":
+            account = graph["account"]
+            wanted = graph["n_edits_wanted"]
+            text += (
+                f" ({graph['n_became_unreachable']} of them by the refinement); "
+                f"{graph['n_eligible']} of {graph['n_nodes']} nodes seen by the selector "
+                f"(beta {graph['n_eligible'] / graph['n_nodes']:.2f}), {graph['n_edits']} edits"
+                + (f" of {wanted} to match" if wanted is not None else "")
+                + f", {graph['n_edits_surviving']} of them in the final graph, "
+                f"{100 * graph['changed_neighborhoods']:.1f} % of neighborhoods changed"
+            )
+            if account["tokens"] or account["replayed"]:
+                text += (
+                    f"; {account['asked']} prompts asked, {account['replayed']} replayed, "
+                    f"{account['tokens']} tokens, {account['seconds']:.0f} s, "
+                    f"{account['none']} none, {account['unreadable']} unreadable"
+                )
+        lines.append(text + ".")
+    return lines
+
+
 def find_runs(folder: Path) -> list[Path]:
     """List the run folders in a folder, itself included, by name.
 
@@ -129,7 +168,10 @@ def _write_report(results: Results, run_dir: Path, main: str | None, metric: str
         lines += ["", f"![{METRIC_NAMES[metric]} against search effort]({figure})", "", text, ""]
         for grid in _grids(rows, metric, ranking, main):
             lines += _markdown(grid)
-    (run_dir / "report.md").write_text("\n".join(lines), encoding="utf-8")
+    said = graph_lines(run_dir)
+    if said:
+        lines += ["## Graphs", "", *(f"- {line}" for line in said), ""]
+    write_aside(run_dir / "report.md", "\n".join(lines))
     write_metrics_csv(results, run_dir / "metrics.csv")
 
 

@@ -18,7 +18,7 @@ from lgp.data import Dataset
 from lgp.distance import Points, exact_knn
 from lgp.evaluate import MEASURES, evaluate, judged_queries
 from lgp.graph import Graph
-from lgp.search import Walk, frontier, query_blocks, walk
+from lgp.search import Walk, best_seen, query_blocks, walk
 
 Rerank = Callable[[int, list[int]], list[int]]
 """(query number, document rows best first) -> the same rows reordered."""
@@ -119,23 +119,30 @@ def evaluate_graph(
         log = walk(graph, distances, list(widths), max(budgets, default=0))
         excluded = _excluded(collection, log, numbers)
         arrival = _arrivals(collection, log, numbers)
-        for column, setting in enumerate(settings):
-            if setting.mode == "width":
-                n_dist = log.stops[:, column]
-            else:
-                n_dist = log.n_seen.clamp_max(setting.value)
-            length = _list_length(setting, k, depth, rerank is not None)
-            # Without exclusions the head of a list does not depend on its length.
-            full = setting.value if setting.mode == "width" else length
-            width = full if excluded is not None and not collect else min(length, full)
-            nodes, _ = frontier(log, n_dist, width, excluded, collect)
+        counts = torch.stack(
+            [
+                log.stops[:, at] if s.mode == "width" else log.n_seen.clamp_max(s.value)
+                for at, s in enumerate(settings)
+            ],
+            1,
+        )  # [Q, S]
+        lengths = [_list_length(s, k, depth, rerank is not None) for s in settings]
+        # Filtered afterwards, a width's list is what is left of its whole frontier.
+        kept = (
+            lengths
+            if collect
+            else [max(n, s.value) for n, s in zip(lengths, settings, strict=True)]
+        )
+        nodes, _ = best_seen(log, counts, max(kept), excluded if collect else None)
+        for at, (setting, length) in enumerate(zip(settings, lengths, strict=True)):
+            room = min(kept[at], setting.value) if setting.mode == "width" else kept[at]
             lists[setting] += [
                 _documents(collection, row, q, length)
-                for q, row in zip(numbers, nodes.tolist(), strict=True)
+                for q, row in zip(numbers, nodes[:, at, :room].tolist(), strict=True)
             ]
-            spent[setting] += n_dist.tolist()
+            spent[setting] += counts[:, at].tolist()
             seen_share[setting] += [
-                float((a < n).mean()) for a, n in zip(arrival, n_dist.tolist(), strict=True)
+                float((a < n).mean()) for a, n in zip(arrival, counts[:, at].tolist(), strict=True)
             ]
     for setting in settings:
         yield from _records(

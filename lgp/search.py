@@ -80,18 +80,27 @@ class Walk:
     """The unbounded best-first walk of Q queries, cut where no setting asked for more.
 
     Attributes:
-        nodes: int32 [Q, T], seen nodes in the order of computation; -1 after the last.
-        distances: float32 [Q, T], +inf after the last.
+        keys: int64 [Q, T], `order_key` of the seen nodes in the order of computation;
+            `KEY_MAX` after the last.
         n_seen: int64 [Q].
         stops: int64 [Q, W], distances computed when the search of each width stopped.
         visited: int32 [Q, V], expanded nodes in order, -1 after the last.
     """
 
-    nodes: Tensor
-    distances: Tensor
+    keys: Tensor
     n_seen: Tensor
     stops: Tensor
     visited: Tensor
+
+    @property
+    def nodes(self) -> Tensor:
+        """Seen nodes in order, int64 [Q, T], -1 after the last."""
+        return key_node(self.keys)
+
+    @property
+    def distances(self) -> Tensor:
+        """Their distances, float32 [Q, T], +inf after the last."""
+        return key_distance(self.keys)
 
 
 def walk(
@@ -164,9 +173,32 @@ def _walk_torch(
     keys = keys[:, : int(n_seen.max())]
     visited = torch.stack(visited_steps, 1)
     n_visited = int((visited >= 0).sum(1).max()) if visited.numel() else 0
-    return Walk(
-        key_node(keys).to(torch.int32), key_distance(keys), n_seen, stops, visited[:, :n_visited]
-    )
+    return Walk(keys, n_seen, stops, visited[:, :n_visited])
+
+
+def best_seen(
+    walk: Walk, counts: Tensor, k: int, excluded: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k best seen nodes of each query at each of S points of its walk, ties by node.
+
+    Args:
+        counts: int64 [Q, S], distances spent: columns of `stops`, or budgets cut at `n_seen`.
+        excluded: bool [Q, T], seen nodes that may not be returned.
+    Returns:
+        nodes int64 [Q, S, k] (-1 pads) and distances float32 [Q, S, k] (+inf pads).
+    """
+    if kernels.usable(walk.keys):
+        best = kernels.best_seen(walk.keys, counts, k, excluded)
+        return key_node(best), key_distance(best)
+    position = torch.arange(walk.keys.shape[1], device=walk.keys.device)
+    out = torch.full((*counts.shape, k), KEY_MAX, device=walk.keys.device)
+    for at in range(counts.shape[1]):
+        keys = walk.keys.masked_fill(position >= counts[:, at : at + 1], KEY_MAX)
+        if excluded is not None:
+            keys = keys.masked_fill(excluded, KEY_MAX)
+        found = keys.topk(min(k, keys.shape[1]), dim=1, largest=False, sorted=True).values
+        out[:, at, : found.shape[1]] = found
+    return key_node(out), key_distance(out)
 
 
 def frontier(
@@ -183,19 +215,17 @@ def frontier(
     Returns:
         nodes int64 [Q, width] (-1 pads) and distances float32 [Q, width] (+inf pads).
     """
-    position = torch.arange(walk.nodes.shape[1], device=walk.nodes.device)
-    keys = order_key(walk.distances, walk.nodes.clamp_min(0))
-    keys = keys.masked_fill(position >= n_dist.unsqueeze(1), KEY_MAX)
-    if excluded is not None and collect:
-        keys = keys.masked_fill(excluded, KEY_MAX)
-    best, at = keys.topk(min(width, keys.shape[1]), dim=1, largest=False, sorted=True)
-    if excluded is not None and not collect:
-        dropped = excluded.gather(1, at)
-        best = best.masked_fill(dropped, KEY_MAX).sort(1).values
-    if best.shape[1] < width:
-        missing = torch.full((len(best), width - best.shape[1]), KEY_MAX, device=best.device)
-        best = torch.cat([best, missing], 1)
-    return key_node(best), key_distance(best)
+    counts = n_dist.unsqueeze(1)
+    if excluded is None or collect:
+        nodes, distances = best_seen(walk, counts, width, excluded)
+        return nodes[:, 0], distances[:, 0]
+    nodes, distances = (found[:, 0] for found in best_seen(walk, counts, width))
+    banned = walk.nodes.masked_fill(~excluded, -2)
+    out = (nodes.unsqueeze(2) == banned.unsqueeze(1)).any(2) | (nodes < 0)
+    order = out.to(torch.int8).sort(dim=1, stable=True).indices  # those kept move up
+    out = out.gather(1, order)
+    nodes, distances = nodes.gather(1, order), distances.gather(1, order)
+    return nodes.masked_fill(out, -1), distances.masked_fill(out, torch.inf)
 
 
 def query_blocks(
@@ -247,6 +277,12 @@ def search_nodes(
     if len(queries) == 0:
         none = torch.empty(0, k, dtype=torch.int64, device=points.device)
         return SearchResult(none, none.float(), none[:, 0])
+    if width and kernels.usable(graph.neighbors):
+        # One setting reads few of the N distances: computing those few beats a table.
+        keys, spent = kernels.search(
+            graph.neighbors, graph.entry_node, QueryDistances(points, queries), width, k
+        )
+        return SearchResult(key_node(keys), key_distance(keys), spent)
     parts = []
     for _, distances in query_blocks(points, queries):
         log = walk(graph, distances, [width] if width else [], budget)

@@ -22,6 +22,7 @@ from lgp.data import Dataset, load_beir, load_pydocs, load_toy
 from lgp.distance import GIB, Metric, Points, make_points
 from lgp.embed import HfEncoder, Kind, embed_hf, embed_precomputed, embed_wordllama, source_digest
 from lgp.graph import Graph, changed_neighborhoods, describe, load_graph, reachable, save_graph
+from lgp.refine.llm_select import Likelihood
 from lgp.refine.log import EditLog
 from lgp.refine.post import refine_post
 from lgp.refine.step import Refiner, StepSettings, chosen_nodes
@@ -270,4 +271,7 @@ class Stages:
             "n_became_unreachable": int((reachable(base) & ~reachable(graph)).sum()),
             "changed_neighborhoods": changed_neighborhoods(base, graph),
             "account": asdict(refiner.account),
+            "answers_sha256": selector.answers.digest(selector.keys_used)
+            if isinstance(selector, Likelihood)
+            else None,
         }

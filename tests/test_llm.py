@@ -113,10 +113,9 @@ def test_likelihood_never_asks_a_logged_prompt(lm: LanguageModel, tmp_path: Path
     settings = LikelihoodSettings("{anchor}\n")
     shortlist = shortlist_of([0, 4], [[1, 3], [5, 1]])
     first = Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))(shortlist, 2)
-    lines = sum(len(p.read_text().splitlines()) for p in tmp_path.glob("*.jsonl"))
     again = Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))(shortlist, 2)
     assert torch.equal(first.picks, again.picks)
-    assert (again.asked, again.tokens, again.replayed) == (0, 0, first.asked) and lines == 3
+    assert (again.asked, again.tokens, again.replayed) == (0, 0, first.asked) and first.asked == 3
     other = LikelihoodSettings("{anchor}\n\n")
     assert Likelihood(lm, TEXTS, other, AnswerLog(tmp_path))(shortlist, 2).asked == 3
 

@@ -33,7 +33,7 @@ def logged_keys(folder: Path) -> list[str]:
     for segment in sorted((folder / "store" / "answers").glob("*.jsonl")):
         for line in segment.read_text().splitlines():
             try:
-                keys.append(json.loads(line)["key"])
+                keys += json.loads(line)
             except ValueError:
                 continue  # torn by a kill
     return keys

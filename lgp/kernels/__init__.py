@@ -8,7 +8,16 @@ without the GIL; rows are independent, so the thread count cannot change a bit.
 
 from lgp.kernels.backend import usable, use_backend
 from lgp.kernels.build import CompiledBuilder
+from lgp.kernels.greedy import search
 from lgp.kernels.prune import robust_prune
-from lgp.kernels.walk import walk
+from lgp.kernels.walk import best_seen, walk
 
-__all__ = ["CompiledBuilder", "robust_prune", "usable", "use_backend", "walk"]
+__all__ = [
+    "CompiledBuilder",
+    "best_seen",
+    "robust_prune",
+    "search",
+    "usable",
+    "use_backend",
+    "walk",
+]

@@ -22,34 +22,21 @@ from lgp.kernels.backend import (
     key_gap,
     key_of,
     point_arrays,
-    prefetch,
     run_ranges,
 )
+from lgp.kernels.greedy import greedy
 
 
 @jit
-def _insert(keys, size, key):  # type: ignore[no-untyped-def]
-    """Put a key into an ascending array of `size` keys; returns its place."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high) >> 1
-        if keys[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    for i in range(size, low, -1):
-        keys[i] = keys[i - 1]
-    keys[low] = key
-    return low
-
-
-@jit
-def _touch(table, row):  # type: ignore[no-untyped-def]
-    """Read a table row in order: a stream is far cheaper than the walk's scattered misses."""
-    total = np.float32(0.0)
-    for i in range(0, table.shape[1], 16):
-        total += table[row, i]
-    return total
+def _sort_small(keys, size):  # type: ignore[no-untyped-def]
+    """Sort the first `size` keys in place, by insertion: they are few."""
+    for i in range(1, size):
+        key = keys[i]
+        at = i
+        while at > 0 and keys[at - 1] > key:
+            keys[at] = keys[at - 1]
+            at -= 1
+        keys[at] = key
 
 
 @jit
@@ -59,71 +46,26 @@ def _build_range(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Search, then RobustPrune over visited nodes and the current row, for anchors lo..hi.
 
-    In the frontier a key's lowest bit tells a visited entry, so ids are shifted by one.
+    Returns False when a log is too short (the caller lengthens it).
     """
     table, vectors, classes, cosine = points
     n, degree = neighbors.shape
-    stamp = np.zeros(n, np.int32)
+    tabled = table.shape[0] > 0
+    near = np.empty(n if tabled else 0, np.float32)
+    stamp = np.zeros(0 if tabled else n, np.int32)
     frontier = np.empty(width + 1, np.int64)
     pool = np.empty(width + degree + slack, np.int64)
-    fresh = np.empty(degree, np.int32)
-    checksum = np.float32(0.0)
     for b in range(lo, hi):
         node = anchors[b]
-        mark = np.int32(b - lo + 1)
-        if table.shape[0]:
-            checksum += _touch(table, node)
-        stamp[entry] = mark
-        gap = between(node, entry, table, vectors, classes, cosine)
-        frontier[0] = key_of(gap, entry << 1)
-        size, at, evicted, visits = 1, 0, 0, 0
-        while at < size:
-            key = frontier[at]
-            if key & 1:
-                at += 1
-                continue
-            frontier[at] = key | 1
-            expand = (key & 0xFFFFFFFF) >> 1
-            if visited.shape[1]:
-                if visits == visited.shape[1]:
-                    return -1.0
-                visited[b, visits] = expand
-                visits += 1
-            at += 1
-            count = 0
-            for r in range(degree):
-                target = neighbors[expand, r]
-                if target < 0:
-                    break
-                if stamp[target] != mark:
-                    stamp[target] = mark
-                    fresh[count] = target
-                    count += 1
-                    if not table.shape[0]:
-                        prefetch(vectors, target)
-            for r in range(count):
-                target = fresh[r]
-                if table.shape[0]:
-                    gap = table[node, target]
-                elif classes.shape[0] and classes[node] == classes[target]:
-                    gap = np.float32(0.0)
-                else:
-                    gap = distance_of(vectors, node, vectors, target, cosine)
-                key = key_of(gap, np.int64(target) << 1)
-                if size == width:
-                    last = frontier[width - 1]
-                    if key > last:
-                        continue
-                    if last & 1:
-                        if evicted == slack:
-                            return -1.0
-                        pool[evicted] = last
-                        evicted += 1
-                    size -= 1
-                place = _insert(frontier, size, key)
-                size += 1
-                if place < at:
-                    at = place
+        if tabled:  # reading a row in order is far cheaper than the walk's scattered misses
+            for i in range(n):
+                near[i] = table[node, i]
+        size, evicted, visits, _ = greedy(
+            neighbors, entry, width, frontier, pool[:slack], visited[b], near, vectors, node,
+            vectors, stamp, np.int32(b - lo + 1), classes, node, cosine,
+        )  # fmt: skip
+        if size < 0:
+            return False
         n_visited[b] = visits
         # The candidates, ascending: the frontier, what fell off it, and the current row.
         held = evicted
@@ -133,7 +75,7 @@ def _build_range(  # type: ignore[no-untyped-def]
                 break
             pool[extra] = key_of(gaps[node, r], np.int64(neighbors[node, r]) << 1) | 1
             extra += 1
-        pool[:extra].sort()
+        _sort_small(pool, extra)
         held = size + extra
         left, right = size - 1, extra - 1  # merge from the back, in place
         for i in range(held - 1, -1, -1):
@@ -145,35 +87,55 @@ def _build_range(  # type: ignore[no-untyped-def]
             else:
                 pool[i] = pool[right]
                 right -= 1
-        kept = 0
+        # Drop repeats and the node itself.
+        left = 0
         before = np.int64(-1)
         for i in range(held):
             key = pool[i]
-            if key == before:
-                continue
+            pool[left] = key
+            left += key != before and (key & 0xFFFFFFFF) >> 1 != node
             before = key
-            other = (key & 0xFFFFFFFF) >> 1
-            if other == node:
-                continue
-            limit = key_gap(key)
-            free = True
-            for j in range(kept):
-                mate = rows[b, j]
-                if classes.shape[0] and classes[mate] == classes[other]:
-                    free = False
-                    break
-                if alpha * between(mate, other, table, vectors, classes, cosine) < limit:
-                    free = False
-                    break
-            if free:
-                rows[b, kept] = other
-                row_gaps[b, kept] = limit
+        kept = 0
+        if table.shape[0]:
+            # Each kept node filters all candidates left: independent loads, no branch to miss.
+            while left > 0 and kept < degree:
+                mate = (pool[0] & 0xFFFFFFFF) >> 1
+                rows[b, kept] = mate
+                row_gaps[b, kept] = key_gap(pool[0])
                 kept += 1
-                if kept == degree:
-                    break
+                alive = 0
+                for i in range(1, left):
+                    key = pool[i]
+                    other = (key & 0xFFFFFFFF) >> 1
+                    pool[alive] = key
+                    stays = not alpha * table[mate, other] < key_gap(key)
+                    if classes.shape[0]:
+                        stays = stays and classes[mate] != classes[other]
+                    alive += stays
+                left = alive
+        else:
+            # Distances cost more than branches: stop at the first kept node that occludes.
+            for i in range(left):
+                other = (pool[i] & 0xFFFFFFFF) >> 1
+                limit = key_gap(pool[i])
+                free = True
+                for j in range(kept):
+                    mate = rows[b, j]
+                    if classes.shape[0] and classes[mate] == classes[other]:
+                        free = False
+                        break
+                    if alpha * distance_of(vectors, mate, vectors, other, cosine) < limit:
+                        free = False
+                        break
+                if free:
+                    rows[b, kept] = other
+                    row_gaps[b, kept] = limit
+                    kept += 1
+                    if kept == degree:
+                        break
         for j in range(kept, degree):
             rows[b, j] = -1
-    return checksum
+    return True
 
 
 @jit
@@ -248,7 +210,10 @@ def _insert_range(  # type: ignore[no-untyped-def]
                 tag = np.int64(2)
                 guarded = True
             pool[held + i - first] = (keys[i] >> 32 << 32) | ((keys[i] & 0xFFFFFFFF) << 2) | tag
-        pool.sort()
+        if len(pool) <= 64:
+            _sort_small(pool, len(pool))
+        else:
+            pool.sort()
         kept = np.empty(degree, np.int64)
         n_kept = 0
         for turn in range(2 if guarded else 1):
@@ -332,12 +297,12 @@ class CompiledBuilder:
                 lo: int, hi: int, room: int = room, visited: Any = visited,
                 n_visited: Any = n_visited, short: list[bool] = short,
             ) -> None:  # fmt: skip
-                done = _build_range(
+                enough = _build_range(
                     lo, hi, nodes, self._rows, self._gaps, self._entry, self._points,
                     self._width, room, np.float32(alpha), rows, self._batch_gaps, visited,
                     n_visited,
                 )  # fmt: skip
-                if done == -1.0:
+                if not enough:
                     short.append(True)
 
             run_ranges(work, len(nodes))

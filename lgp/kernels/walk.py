@@ -19,6 +19,7 @@ from lgp.kernels.backend import (
     point_arrays,
     run_ranges,
 )
+from lgp.kernels.greedy import FAR, insert_key
 
 if TYPE_CHECKING:
     from lgp.search import QueryDistances
@@ -57,14 +58,16 @@ def _heap_pop(heap, size):  # type: ignore[no-untyped-def]
 
 @jit
 def _walk_range(  # type: ignore[no-untyped-def]
-    lo, hi, neighbors, entry, rows, query_table, queries, points, widths, budget, log,
+    lo, hi, neighbors, entry, rows, query_table, queries, points, widths, budget,
     out_keys, n_seen, stops, out_visited, n_visited
 ):  # fmt: skip
     """Walk queries lo..hi; returns False when a log is too short (the caller lengthens it)."""
     table, vectors, classes, cosine = points
     n, degree = neighbors.shape
     room = out_keys.shape[1]
-    stamp = np.zeros(n, np.int32)
+    tabled = query_table.shape[0] > 0 or (rows.shape[0] > 0 and table.shape[0] > 0)
+    near = np.empty(n if tabled else 0, np.float32)
+    stamp = np.zeros(0 if tabled else n, np.int32)
     heap = np.empty(room, np.int64)
     n_widths = widths.shape[0]
     widest = widths[n_widths - 1] if n_widths else 0
@@ -72,13 +75,16 @@ def _walk_range(  # type: ignore[no-untyped-def]
     for q in range(lo, hi):
         mark = np.int32(q - lo + 1)
         own = rows[q] if rows.shape[0] else -1
+        if query_table.shape[0]:
+            for i in range(n):
+                near[i] = query_table[q, i]
+        elif tabled:
+            for i in range(n):
+                near[i] = table[own, i]
         count, size, visits, held, met = 0, 0, 0, 0, 0
-        step_row = neighbors[entry]
-        first = True
+        node = -1  # nothing expanded yet: the entry node is seen first
         while True:
-            if first:
-                fresh = 1
-            else:
+            if count:
                 best = heap[0] if size else EMPTY
                 place = held
                 while place > 0 and ahead[place - 1] > best:
@@ -91,8 +97,7 @@ def _walk_range(  # type: ignore[no-untyped-def]
                 _heap_pop(heap, size)
                 size -= 1
                 if met < n_widths and place < widest:
-                    last = min(held, widest - 1)
-                    for i in range(last, place, -1):
+                    for i in range(min(held, widest - 1), place, -1):
                         ahead[i] = ahead[i - 1]
                     ahead[place] = best
                     held = min(held + 1, widest)
@@ -101,67 +106,55 @@ def _walk_range(  # type: ignore[no-untyped-def]
                     return False
                 out_visited[q, visits] = node
                 visits += 1
-                step_row = neighbors[node]
-                fresh = degree
-            for r in range(fresh):
-                target = entry if first else step_row[r]
+            for r in range(degree if node >= 0 else 1):
+                target = neighbors[node, r] if node >= 0 else entry
                 if target < 0:
                     break
-                if stamp[target] == mark:
-                    continue
-                stamp[target] = mark
-                if query_table.shape[0]:
-                    distance = query_table[q, target]
-                elif own >= 0:
-                    distance = between(own, target, table, vectors, classes, cosine)
+                if tabled:
+                    distance = near[target]
+                    near[target] = FAR
+                    if distance == FAR:
+                        continue
                 else:
-                    distance = distance_of(queries, q, vectors, target, cosine)
+                    if stamp[target] == mark:
+                        continue
+                    stamp[target] = mark
+                    if own >= 0:
+                        distance = between(own, target, table, vectors, classes, cosine)
+                    else:
+                        distance = distance_of(queries, q, vectors, target, cosine)
                 key = key_of(distance, target)
                 if count == room:
                     return False
-                if log:
-                    out_keys[q, count] = key
+                out_keys[q, count] = key
                 count += 1
                 # Behind `widest` visited nodes a node is never expanded by any width.
                 if budget > 0 or held < widest or key < ahead[widest - 1]:
                     _heap_push(heap, size, key)
                     size += 1
-            first = False
         n_seen[q] = count
         n_visited[q] = visits
     return True
 
 
 def walk(
-    neighbors: Tensor,
-    entry: int,
-    distances: QueryDistances,
-    widths: Sequence[int],
-    budget: int,
-    log: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of `lgp.search.Walk`; with log=False nodes and distances come back empty."""
+    neighbors: Tensor, entry: int, distances: QueryDistances, widths: Sequence[int], budget: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The fields of `lgp.search.Walk`."""
     n_queries, n = distances.n_queries, len(neighbors)
     order = np.argsort(np.asarray(widths, np.int64), kind="stable")
     ascending = np.asarray(widths, np.int64)[order]
-    no_rows = np.zeros(0, np.int64)
-    rows = no_rows if distances.nodes is None else distances.nodes.numpy()
+    rows = np.zeros(0, np.int64) if distances.nodes is None else distances.nodes.numpy()
     query_table = NO_TABLE if distances.table is None else distances.table.numpy()
-    if distances.nodes is not None and distances.points.table is not None:
-        query_table = NO_TABLE  # read the N x N table in place
-    queries = (
-        NO_TABLE
-        if distances.queries is None
-        else distances.points.shifted(distances.queries).numpy()
-    )
+    queries = NO_TABLE
+    if distances.queries is not None:
+        queries = distances.points.shifted(distances.queries).contiguous().numpy()
     degree = neighbors.shape[1]
     widest = int(ascending[-1]) if len(ascending) else 0
     room = min(n, max(budget + degree, 2 * widest * degree // 3 + 64))
     visits = min(n, max(widest + widest // 2 + 32, budget // 4))
     while True:
-        keys = np.full((n_queries, room if log else 0), EMPTY, np.int64)
-        if not log:
-            keys = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (n_queries, room), (0, 0))
+        keys = np.full((n_queries, room), EMPTY, np.int64)
         n_seen = np.zeros(n_queries, np.int64)
         stops = np.full((n_queries, len(widths)), -1, np.int64)
         visited = np.full((n_queries, visits), -1, np.int32)
@@ -175,7 +168,7 @@ def walk(
             enough.append(
                 _walk_range(
                     lo, hi, neighbors.numpy(), entry, rows, query_table, queries,
-                    point_arrays(distances.points), ascending, budget, log, keys, n_seen, stops,
+                    point_arrays(distances.points), ascending, budget, keys, n_seen, stops,
                     visited, n_visited,
                 )
             )  # fmt: skip
@@ -187,12 +180,41 @@ def walk(
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     longest = int(n_visited.max()) if n_queries else 0
-    last = int(n_seen.max()) if n_queries and log else 0
-    packed = torch.from_numpy(keys[:, :last] if log else np.zeros((n_queries, 0), np.int64))
+    last = int(n_seen.max()) if n_queries else 0
     return (
-        torch.where(packed == EMPTY, -1, packed & 0xFFFFFFFF).to(torch.int32),
-        torch.where(packed == EMPTY, torch.inf, (packed >> 32).to(torch.int32).view(torch.float32)),
+        torch.from_numpy(keys[:, :last]),
         torch.from_numpy(n_seen),
         torch.from_numpy(stops[:, back]),
         torch.from_numpy(visited[:, :longest].copy()),
     )
+
+
+@jit
+def _best_range(lo, hi, keys, excluded, counts, order, out):  # type: ignore[no-untyped-def]
+    k = out.shape[2]
+    best = np.empty(k + 1, np.int64)
+    for q in range(lo, hi):
+        held, at = 0, 0
+        for s in order[q]:  # settings by rising count: each prefix extends the one before
+            while at < counts[q, s]:
+                key = keys[q, at]
+                if not (excluded.shape[0] and excluded[q, at]) and (
+                    held < k or key < best[held - 1]
+                ):
+                    insert_key(best, min(held, k - 1), key)
+                    held = min(held + 1, k)
+                at += 1
+            for i in range(held):
+                out[q, s, i] = best[i]
+
+
+def best_seen(keys: Tensor, counts: Tensor, k: int, excluded: Tensor | None) -> Tensor:
+    """`lgp.search.best_seen`, compiled: keys int64 [Q, S, k]."""
+    out = np.full((*counts.shape, k), EMPTY, np.int64)
+    mask = np.zeros((0, 0), np.bool_) if excluded is None else excluded.numpy()
+    limits = counts.numpy()
+    order = np.argsort(limits, axis=1, kind="stable")
+    run_ranges(
+        lambda lo, hi: _best_range(lo, hi, keys.numpy(), mask, limits, order, out), len(keys)
+    )
+    return torch.from_numpy(out)

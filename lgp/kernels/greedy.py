@@ -1,0 +1,169 @@
+"""Greedy search of one width, compiled: a bounded frontier for one query.
+
+The build and the single-setting search share it. (`lgp.kernels.walk` answers many settings in one
+walk and keeps the order of seen nodes; this one keeps the frontier alone and is faster.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lgp.kernels.backend import distance_of, jit, key_gap, key_of, point_arrays, run_ranges
+
+FAR = np.float32(np.inf)
+
+
+@jit
+def insert_key(keys, size, key):  # type: ignore[no-untyped-def]
+    """Put a key into an ascending array of `size` keys; returns its place.
+
+    Scanning from the end while shifting: a binary search and a block move took 1.5 times longer.
+    """
+    place = size
+    while place > 0 and keys[place - 1] > key:
+        keys[place] = keys[place - 1]
+        place -= 1
+    keys[place] = key
+    return place
+
+
+@jit
+def greedy(  # type: ignore[no-untyped-def]
+    neighbors, entry, width, frontier, evicted, visited, near, queries, q, vectors, stamp, mark,
+    classes, own, cosine
+):  # fmt: skip
+    """Search one query; the frontier is left sorted, all of its entries visited.
+
+    A frontier key holds (distance, node << 1 | visited).
+
+    Args:
+        evicted: int64, receives the keys of visited nodes that fall off the frontier.
+        visited: int32, receives expanded nodes in order; length 0 = not wanted.
+        near: float32 [N] with the query's distances, or length 0. It is consumed: a seen node
+            reads as infinitely far, so one load tells seen and far nodes alike.
+        queries, q: without `near`, the query is row q of queries; own: its node, or -1.
+        stamp, mark: int32 [N], `mark` where seen, without `near`.
+    Returns:
+        (size of the frontier, evicted, visited, distances computed), -1 first when a log is full.
+    """
+    degree = neighbors.shape[1]
+    tabled = near.shape[0] > 0
+    if tabled:
+        gap = near[entry]
+        near[entry] = FAR
+    else:
+        gap = distance_of(queries, q, vectors, entry, cosine)
+        if own == entry or (own >= 0 and classes.shape[0] and classes[own] == classes[entry]):
+            gap = np.float32(0.0)
+        stamp[entry] = mark
+    frontier[0] = key_of(gap, np.int64(entry) << 1)
+    size, at, n_evicted, visits, n_dist = 1, 0, 0, 0, 1
+    # Until the frontier is full nothing finite is too far.
+    bound = frontier[0] if width == 1 else key_of(FAR, 0)
+    limit = key_gap(bound)
+    while at < size:
+        key = frontier[at]
+        if key & 1:
+            at += 1
+            continue
+        frontier[at] = key | 1
+        expand = (key & 0xFFFFFFFF) >> 1
+        if visited.shape[0]:
+            if visits == visited.shape[0]:
+                return -1, n_evicted, visits, n_dist
+            visited[visits] = expand
+        visits += 1
+        at += 1
+        for r in range(degree):
+            target = neighbors[expand, r]
+            if target < 0:
+                break
+            if tabled:
+                gap = near[target]
+                near[target] = FAR
+                n_dist += gap < FAR
+            else:
+                if stamp[target] == mark:
+                    continue
+                stamp[target] = mark
+                n_dist += 1
+                if (
+                    own >= 0 and classes.shape[0] and classes[own] == classes[target]
+                ) or own == target:
+                    gap = np.float32(0.0)
+                else:
+                    gap = distance_of(queries, q, vectors, target, cosine)
+            if gap > limit:
+                continue
+            key = key_of(gap, np.int64(target) << 1)
+            if key > bound:
+                continue
+            if size == width:
+                last = frontier[width - 1]
+                if last & 1:
+                    if n_evicted == evicted.shape[0]:
+                        return -1, n_evicted, visits, n_dist
+                    evicted[n_evicted] = last
+                    n_evicted += 1
+                size -= 1
+            place = insert_key(frontier, size, key)
+            size += 1
+            at = min(at, place)
+            if size == width:
+                bound = frontier[width - 1]
+                limit = key_gap(bound)
+    return size, n_evicted, visits, n_dist
+
+
+@jit
+def _search_range(  # type: ignore[no-untyped-def]
+    lo, hi, neighbors, entry, width, query_table, queries, points, keys, n_dist
+):
+    _, vectors, classes, cosine = points
+    n, k = neighbors.shape[0], keys.shape[1]
+    tabled = query_table.shape[0] > 0
+    near = np.empty(n if tabled else 0, np.float32)
+    stamp = np.zeros(0 if tabled else n, np.int32)
+    frontier = np.empty(width + 1, np.int64)
+    evicted = np.empty(n, np.int64)
+    none = np.zeros(0, np.int32)
+    for q in range(lo, hi):
+        if tabled:
+            for i in range(n):
+                near[i] = query_table[q, i]
+        size, _, _, spent = greedy(
+            neighbors, entry, width, frontier, evicted, none, near, queries, q, vectors, stamp,
+            np.int32(q - lo + 1), classes, -1, cosine,
+        )  # fmt: skip
+        n_dist[q] = spent
+        for i in range(min(size, k)):
+            key = frontier[i]
+            keys[q, i] = (key >> 32 << 32) | ((key & 0xFFFFFFFF) >> 1)
+
+
+def search(
+    neighbors: Tensor, entry: int, distances: Any, width: int, k: int
+) -> tuple[Tensor, Tensor]:
+    """Best k of one width per query: keys int64 [Q, k] (`KEY_MAX` pads) and distances spent.
+
+    Args:
+        distances: a `lgp.search.QueryDistances` over foreign queries.
+    """
+    points = distances.points
+    no_table = np.zeros((0, 0), np.float32)
+    table = no_table if distances.table is None else distances.table.numpy()
+    queries = points.shifted(distances.queries).contiguous().numpy()
+    keys = np.full((len(queries), k), np.iinfo(np.int64).max, np.int64)
+    n_dist = np.zeros(len(queries), np.int64)
+    rows, arrays = neighbors.numpy(), point_arrays(points)
+    run_ranges(
+        lambda lo, hi: _search_range(
+            lo, hi, rows, entry, width, table, queries, arrays, keys, n_dist
+        ),
+        len(queries),
+    )
+    return torch.from_numpy(keys), torch.from_numpy(n_dist)
