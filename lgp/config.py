@@ -100,6 +100,7 @@ class IndexConfig:
     batch_size: int = 0  # nodes a snapshot; 0 = 2 % of N up to 4096, 1 = the paper's order
     seeds: list[int] = field(default_factory=lambda: [0])  # one graph each
     collapse_duplicates: bool = True
+    connect: bool = False  # add an edge to each unreachable node, after build and refinement
     table_gib: float = 4.0  # lay the N x N distance table when it fits in this
 
     def __post_init__(self) -> None:

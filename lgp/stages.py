@@ -22,8 +22,9 @@ from lgp.data import Dataset, load_beir, load_pydocs, load_toy
 from lgp.distance import GIB, Metric, Points, make_points
 from lgp.embed import HfEncoder, Kind, embed_hf, embed_precomputed, embed_wordllama, source_digest
 from lgp.graph import Graph, changed_neighborhoods, describe, load_graph, reachable, save_graph
+from lgp.refine.connect import connect
 from lgp.refine.llm_select import Likelihood
-from lgp.refine.log import EditLog
+from lgp.refine.log import EditLog, Edits
 from lgp.refine.post import refine_post
 from lgp.refine.step import Refiner, StepSettings, chosen_nodes
 from lgp.runs import Collection, make_collection
@@ -177,7 +178,8 @@ class Stages:
 
     def _graph_inputs(self, seed: int) -> dict[str, Any]:
         settings = asdict(self.vamana) | {"seed": seed, "metric": self.metric.value}
-        return {"vectors": self.vectors_digest, "index": settings}
+        joined = {"connect": self.config.index.connect}
+        return {"vectors": self.vectors_digest, "index": settings | joined}
 
     def vanilla(self, seed: int) -> Graph:
         """The unrefined graph of a seed."""
@@ -185,6 +187,8 @@ class Stages:
 
         def compute(folder: Path) -> Mapping[str, Any]:
             graph = build_vamana(self.points, settings, progress=True)
+            if self.config.index.connect:
+                graph, _ = connect(graph, self.points)
             save_graph(graph, folder / "graph.safetensors")
             return describe(graph)
 
@@ -252,6 +256,9 @@ class Stages:
             graph, edits = refine_post(
                 base, self.points, refiner, width, c.batch_size, progress=True
             )
+        if self.config.index.connect:
+            graph, joined = connect(graph, self.points)
+            edits = Edits.join([edits, joined])
         decisions = refiner.all_decisions()
         header = {
             "when": c.when.value, "selector": kind.value, "seed": seed,

@@ -164,8 +164,10 @@ class TorchBuilder:
 
 def visited_by(points: Points, graph: Graph, anchors: Tensor, width: int) -> Tensor:
     """U_i: the nodes that a search for each anchor visits, int32 [A, V], -1 pads (§4)."""
+    if kernels.usable(points.vectors):
+        return kernels.visited_by(points, graph.neighbors, graph.entry_node, anchors, width)
     distances = QueryDistances(points, nodes=anchors)
-    if points.table is not None and not kernels.usable(points.vectors):
+    if points.table is not None:
         distances = distances.with_table()
     return walk(graph, distances, [width]).visited
 

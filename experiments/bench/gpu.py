@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,6 @@ from measure import commit, machine
 from torch import Tensor
 
 from lgp import kernels
-from lgp.choices import VictimRule
 from lgp.distance import GIB, Metric, Points, exact_knn, make_points, row_blocks
 from lgp.graph import Graph, describe
 from lgp.refine.replace import place
@@ -126,7 +126,7 @@ def warm_up(device: torch.device) -> None:
     """Load the libraries and allocate: a small build, search and refinement."""
     vectors, queries = clustered(600, 64, 32)
     points = make_points(vectors.to(device))
-    graph = build_vamana(points, VamanaSettings())
+    graph = build_vamana(points, VamanaSettings(batch_size=300))
     search_nodes(graph, points, queries.to(device), K, width=50)
     refinement_signals(Clock(device), points, graph)
 
@@ -142,28 +142,22 @@ def refinement_signals(clock: Clock, points: Points, graph: Graph) -> dict[str, 
     anchors = torch.arange(graph.n, device=points.device)
     for block in row_blocks(graph.n, 4 * graph.n, GIB):  # as lgp.refine.post cuts them
         own = anchors[block]
-        visited, seconds = clock.time(
-            lambda own=own: visited_by(points, graph, own, 125)  # type: ignore[misc]
-        )
+        visited, seconds = clock.time(partial(visited_by, points, graph, own, 125))
         spent["visited_s"] += seconds
         shortlist, seconds = clock.time(
-            lambda own=own, visited=visited: make_shortlist(  # type: ignore[misc]
-                points, graph.neighbors, own, visited, graph.alpha, settings.shortlist_size,
-                settings.context_size,
+            partial(
+                make_shortlist, points, graph.neighbors, own, visited, graph.alpha,
+                settings.shortlist_size, settings.context_size,
             )
         )  # fmt: skip
         spent["shortlist_s"] += seconds
-        answer, seconds = clock.time(
-            lambda shortlist=shortlist: farthest(shortlist, 2)  # type: ignore[misc]
-        )
+        answer, seconds = clock.time(partial(farthest, shortlist, settings.edit_budget))
         spent["select_s"] += seconds
         quota = torch.full_like(own, settings.edit_budget)
+        least = settings.min_gain(graph.max_degree)
         made, seconds = clock.time(
-            lambda own=own, picks=answer.picks, quota=quota: place(  # type: ignore[misc]
-                points, graph.neighbors, own, picks, quota, settings.min_gain(graph.max_degree),
-                VictimRule.lexicographic,
-            )
-        )  # fmt: skip
+            partial(place, points, graph.neighbors, own, answer.picks, quota, least)
+        )
         spent["place_s"] += seconds
         placed += int(made.placed.sum())
     return {**spent, "all_s": sum(spent.values()), "edits": float(placed)}
@@ -173,8 +167,8 @@ def measure_shape(clock: Clock, n: int, dim: int, paper_min: float) -> dict[str,
     """Build, search and refinement signals for one shape, table included in the build."""
     vectors, queries = (part.to(clock.device) for part in clustered(n, dim, N_QUERIES))
     clock.forget_peak()
-    points, points_s = clock.time(lambda: make_points(vectors, table_bytes=24 * GIB))
-    graph, graph_s = clock.time(lambda: build_vamana(points, VamanaSettings()))
+    points, points_s = clock.time(partial(make_points, vectors, table_bytes=24 * GIB))
+    graph, graph_s = clock.time(partial(build_vamana, points, VamanaSettings()))
     out: dict[str, Any] = {
         "n": n, "dim": dim, "points_s": points_s, "graph_s": graph_s,
         "build_min": (points_s + graph_s) / 60, "paper_build_min": paper_min,
@@ -183,9 +177,7 @@ def measure_shape(clock: Clock, n: int, dim: int, paper_min: float) -> dict[str,
     _, exact = exact_knn(points, queries, K)
     out["search"] = {}
     for width in WIDTHS:
-        found, seconds = clock.time(
-            lambda width=width: search_nodes(graph, points, queries, K, width)  # type: ignore[misc]
-        )
+        found, seconds = clock.time(partial(search_nodes, graph, points, queries, K, width))
         hits = (found.nodes.unsqueeze(2) == exact.unsqueeze(1)).any(1)
         out["search"][width] = {
             "queries_per_s": len(queries) / seconds,
@@ -254,6 +246,8 @@ def main() -> int:
     device, scale = torch.device(options.device), options.scale
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device here; run with --device cpu --scale 0.02")
+    # Tiny tensors on busy cores: threads waiting for each other made the CPU mode 10 times slower.
+    torch.set_num_threads(1 if device.type == "cpu" else 4)
     place_for = os.environ.get("OUT")
     report = Report(Path(place_for) / "gpu.json" if place_for else None)
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

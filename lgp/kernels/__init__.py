@@ -8,16 +8,21 @@ without the GIL; rows are independent, so the thread count cannot change a bit.
 
 from lgp.kernels.backend import usable, use_backend
 from lgp.kernels.build import CompiledBuilder
-from lgp.kernels.greedy import search
+from lgp.kernels.greedy import search, visited_by
 from lgp.kernels.prune import robust_prune
+from lgp.kernels.refine import edges_back, place, shortlist
 from lgp.kernels.walk import best_seen, walk
 
 __all__ = [
     "CompiledBuilder",
     "best_seen",
+    "edges_back",
+    "place",
     "robust_prune",
     "search",
+    "shortlist",
     "usable",
     "use_backend",
+    "visited_by",
     "walk",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lgp.distance import Points
 from lgp.kernels.backend import distance_of, jit, key_gap, key_of, point_arrays, run_ranges
 
 FAR = np.float32(np.inf)
@@ -167,3 +168,52 @@ def search(
         len(queries),
     )
     return torch.from_numpy(keys), torch.from_numpy(n_dist)
+
+
+@jit
+def _visited_range(  # type: ignore[no-untyped-def]
+    lo, hi, neighbors, entry, width, nodes, points, visited, n_visited
+):
+    table, vectors, classes, cosine = points
+    n = neighbors.shape[0]
+    tabled = table.shape[0] > 0
+    near = np.empty(n if tabled else 0, np.float32)
+    stamp = np.zeros(0 if tabled else n, np.int32)
+    frontier = np.empty(width + 1, np.int64)
+    evicted = np.empty(visited.shape[1], np.int64)
+    for q in range(lo, hi):
+        node = nodes[q]
+        if tabled:
+            for i in range(n):
+                near[i] = table[node, i]
+        size, _, n_visited[q], _ = greedy(
+            neighbors, entry, width, frontier, evicted, visited[q], near, vectors, node, vectors,
+            stamp, np.int32(q - lo + 1), classes, node, cosine,
+        )  # fmt: skip
+        if size < 0:
+            return False
+    return True
+
+
+def visited_by(points: Points, neighbors: Tensor, entry: int, nodes: Tensor, width: int) -> Tensor:
+    """Nodes that a search for each node expands, in order: int32 [Q, V], -1 pads."""
+    room = width + width // 2 + 32
+    rows, wanted, arrays = neighbors.numpy(), nodes.numpy(), point_arrays(points)
+    while True:
+        visited = np.full((len(wanted), room), -1, np.int32)
+        n_visited = np.zeros(len(wanted), np.int64)
+        enough: list[bool] = []
+
+        def work(
+            lo: int, hi: int, visited: Any = visited, n_visited: Any = n_visited,
+            enough: list[bool] = enough,
+        ) -> None:  # fmt: skip
+            enough.append(
+                _visited_range(lo, hi, rows, entry, width, wanted, arrays, visited, n_visited)
+            )
+
+        run_ranges(work, len(wanted))
+        if all(enough):
+            longest = int(n_visited.max()) if len(wanted) else 0
+            return torch.from_numpy(visited[:, :longest])
+        room *= 2

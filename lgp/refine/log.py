@@ -32,6 +32,7 @@ class Reason(IntEnum):
     reciprocal_append = 2
     reciprocal_prune = 3
     reciprocal_replace = 4
+    connect = 5
 
 
 class Status(IntEnum):
@@ -72,6 +73,10 @@ class Edits:
         if not parts:
             return Edits.empty()
         return Edits(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Edits)))
+
+    def take(self, order: Tensor) -> Edits:
+        """The records at some positions, int64, in that order."""
+        return Edits(*(getattr(self, f.name)[order] for f in fields(Edits)))
 
     def own(self) -> Tensor:
         """bool [E]: changes an anchor made to its own row, reciprocals left out."""

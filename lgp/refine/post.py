@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lgp.distance import Points, order_key, row_blocks
+from lgp import kernels
+from lgp.distance import Points, key_node, order_key, row_blocks
 from lgp.graph import Graph
 from lgp.prune import robust_prune
 from lgp.refine.log import Edits, Reason
@@ -66,6 +67,8 @@ def flat_reciprocals(alpha: float) -> Reciprocals:
     """Append where there is room, else the prune that protects the new edge (§E.1)."""
 
     def insert(points: Points, rows: Tensor, sources: Tensor, targets: Tensor) -> list[Edits]:
+        if kernels.usable(rows) and len(sources):
+            return [_insert_compiled(points, rows, sources, targets, alpha)]
         changes = []
         for source, target in rounds(points, rows, sources, targets):
             before = rows[target]
@@ -82,7 +85,8 @@ def flat_reciprocals(alpha: float) -> Reciprocals:
             rows[target] = after
             reason = torch.where(room, int(Reason.reciprocal_append), int(Reason.reciprocal_prune))
             changes.append(row_changes(points, target, before, after, reason))
-        return changes
+        made = Edits.join(changes)
+        return [made.take(made.node.argsort(stable=True))]  # target by target, as defined
 
     return insert
 
@@ -97,10 +101,8 @@ def rounds(
     """
     if len(sources) == 0:
         return
-    distance = points.between(targets.unsqueeze(1), sources.unsqueeze(1)).flatten()
-    order = order_key(distance, sources).argsort()
-    order = order[targets[order].argsort(stable=True)]
-    sources, targets = sources[order], targets[order]
+    targets, keys = in_order(points, sources, targets)
+    sources = key_node(keys)
     _, counts = torch.unique_consecutive(targets, return_counts=True)
     start = (counts.cumsum(0) - counts).repeat_interleave(counts)
     rank = torch.arange(len(targets), device=targets.device) - start
@@ -108,6 +110,29 @@ def rounds(
         source, target = sources[rank == turn], targets[rank == turn]
         missing = ~(rows[target] == source.unsqueeze(1)).any(1)
         yield source[missing], target[missing]
+
+
+def in_order(points: Points, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Edges back by (target, distance, anchor): targets int64 [E], (distance, source) keys."""
+    distance = points.between(targets.unsqueeze(1), sources.unsqueeze(1)).flatten()
+    keys = order_key(distance, sources)
+    order = keys.argsort()
+    order = order[targets[order].argsort(stable=True)]
+    return targets[order], keys[order]
+
+
+def _insert_compiled(
+    points: Points, rows: Tensor, sources: Tensor, targets: Tensor, alpha: float
+) -> Edits:
+    targets, keys = in_order(points, sources, targets)
+    untouched = rows[targets]
+    after, kind = kernels.edges_back(points, rows, targets, keys, alpha)
+    first = torch.ones(len(targets), dtype=torch.bool)
+    first[1:] = targets[1:] != targets[:-1]
+    before = torch.where(first.unsqueeze(1), untouched, after.roll(1, 0))
+    appended = kind == 1
+    reason = torch.where(appended, int(Reason.reciprocal_append), int(Reason.reciprocal_prune))
+    return row_changes(points, targets, before, after, reason)
 
 
 def row_changes(

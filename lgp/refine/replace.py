@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lgp import kernels
 from lgp.choices import VictimRule
 from lgp.distance import KEY_MAX, Points, order_key
 from lgp.refine.coverage import coverage_gain, redundancy, unique_coverage
@@ -80,6 +81,10 @@ def place(
     Args:
         picks: int32 [A, S], best first, -1 pads. quota: int64 [A], edits allowed at each.
     """
+    if kernels.usable(neighbors):
+        return _place_compiled(
+            points, neighbors, anchors, picks, quota, min_gain, rule, fixed_degree
+        )
     rows = neighbors[anchors].clone()
     each = torch.arange(len(anchors), device=rows.device)
     new = torch.zeros_like(rows, dtype=torch.bool)
@@ -127,3 +132,29 @@ def place(
     merged = [torch.cat(column).cpu() for column in zip(*records, strict=True)]
     order = merged[0].argsort(stable=True)
     return Placement(rows, new, placed, Edits(*(column[order] for column in merged[1:])))
+
+
+_RULES = {VictimRule.lexicographic: 0, VictimRule.redundancy: 1, VictimRule.coverage: 2}
+
+
+def _place_compiled(
+    points: Points,
+    neighbors: Tensor,
+    anchors: Tensor,
+    picks: Tensor,
+    quota: Tensor,
+    min_gain: int,
+    rule: VictimRule,
+    fixed_degree: bool,
+) -> Placement:
+    rows, new, placed, log = kernels.place(
+        points, neighbors, anchors, picks, quota, min_gain, _RULES[rule], fixed_degree
+    )
+    done = torch.arange(log.shape[1]) < placed.unsqueeze(1)
+    node = anchors.int().unsqueeze(1).expand(done.shape)[done]
+    slot, removed, added, gain, unique = log[done].unbind(1)
+    reason = torch.where(removed < 0, int(Reason.append), int(Reason.replace)).int()
+    distance = points.between(node.unsqueeze(1), added.unsqueeze(1)).flatten()
+    return Placement(
+        rows, new, placed, Edits(node, slot, removed, added, reason, gain, unique, distance)
+    )

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lgp import kernels
 from lgp.choices import ShortlistRule
 from lgp.distance import Points, key_node, row_blocks
 from lgp.prune import candidate_keys
 from lgp.refine.coverage import coverage_gain, is_in, two_hop
+
+RANKINGS = (ShortlistRule.proximity, ShortlistRule.coverage, ShortlistRule.separation)
+"""The three rankings, in the order of their turns."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,12 @@ def make_shortlist(
 
     Memory: per anchor about C * (D + 2 R) float32, C = |U_i| + R^2; cut into blocks.
     """
+    context = nearest_context(points, neighbors, anchors, context_size)
+    if kernels.usable(neighbors):
+        takes_turns = [rule in (ShortlistRule.balanced, one) for one in RANKINGS]
+        use = (takes_turns[0], takes_turns[1], takes_turns[2])
+        best = kernels.shortlist(points, neighbors, anchors, visited, alpha, size, use, allowed)
+        return Shortlist(anchors, context, *best)
     per_anchor = (visited.shape[1] + neighbors.shape[1] ** 2) * (
         (0 if points.table is not None else points.vectors.shape[1]) + 4 * neighbors.shape[1]
     )
@@ -187,7 +197,7 @@ def make_shortlist(
     )
     return Shortlist(
         anchors,
-        nearest_context(points, neighbors, anchors, context_size),
+        context,
         candidates,
         distance,
         gain,
