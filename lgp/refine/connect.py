@@ -90,5 +90,5 @@ def _change(points: Points, rows: Tensor, source: int, slot: int, node: int) -> 
     )
     return Edits(
         whole(source), whole(slot), whole(int(rows[source, slot])), whole(node),
-        whole(Reason.connect), whole(-1), whole(-1), points.between(at, to).flatten().cpu(),
+        whole(Reason.connect), whole(-1), whole(-1), points.between(*pair).flatten().cpu(),
     )  # fmt: skip
