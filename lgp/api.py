@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgp.distance import Metric, Points, check_dimensions, check_vectors, make_points
+from lgp.distance import Metric, Points, check_dimensions, check_vectors
 from lgp.graph import Graph
+from lgp.points import make_points
 from lgp.refine.log import EditLog
 from lgp.refine.post import refine_post
 from lgp.refine.select import Selector, Uniform, farthest, first, nearest

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,6 +119,10 @@ class Points:
         """D from foreign vectors to all nodes: float32 [Q, D] -> [Q, N]."""
         return _distance_matmul(self.metric, self.shifted(queries), self.vectors)
 
+    def to_pivots(self, vectors: Tensor, pivots: Tensor) -> Tensor:
+        """The nearest of some pivots to each vector: [B, D], [P, D] -> int64 [B]."""
+        return _distance_matmul(self.metric, vectors, pivots).argmin(1)
+
     def shifted(self, queries: Tensor) -> Tensor:
         """Queries moved by the same origin as the vectors."""
         return queries if self.origin is None else queries - self.origin
@@ -132,31 +135,6 @@ def _distance_matmul(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
         return clamp_zero(1.0 - dot)
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
     return clamp_zero(squares - 2.0 * dot)
-
-
-def make_points(
-    vectors: Tensor, metric: Metric = Metric.cosine, table_bytes: int = 2 * GIB
-) -> Points:
-    """Check vectors, find duplicate rows, and lay down the N x N table where it fits.
-
-    Args:
-        vectors: float32 [N, D]; rows of length 1 (within 1e-3) under cosine.
-        table_bytes: the table is made when 4 * N * N stays within this many bytes.
-    Raises:
-        ValueError: wrong shape or dtype, NaN or inf (row numbers), zero or non-unit rows.
-    """
-    check_vectors(vectors, metric)
-    vectors, origin = huge_pages(vectors), None
-    classes = duplicate_classes(vectors)
-    if metric is Metric.l2:
-        # |a|^2 + |b|^2 - 2ab cancels far from the origin; whole numbers keep integer data exact.
-        origin = vectors.double().mean(0).round().float()
-        vectors -= origin
-    points = Points(vectors, metric, classes, None, origin)
-    if 4 * points.n * points.n > table_bytes:
-        return points
-    table = fill_table(points)
-    return Points(vectors, metric, classes, table, origin)
 
 
 def check_vectors(vectors: Tensor, metric: Metric, what: str = "vectors") -> None:
@@ -226,45 +204,6 @@ def exact_knn(points: Points, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         top_k(points.to_queries(queries[block]), k) for block in row_blocks(len(queries), points.n)
     ]
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-
-def huge_pages(values: Tensor) -> Tensor:
-    """A contiguous copy that, on the CPU, NumPy allocates: it asks for huge pages, torch does not.
-
-    Walks and prunes read scattered rows; with 4 KiB pages most reads also miss the TLB.
-    """
-    if values.device.type != "cpu":
-        return values.contiguous().clone()
-    copy = np.empty(tuple(values.shape), np.float32)
-    torch.from_numpy(copy).copy_(values)
-    return torch.from_numpy(copy)
-
-
-TILE = 1024
-
-
-def fill_table(points: Points) -> Tensor:
-    """All D(i, j), float32 [N, N], exactly symmetric: each tile is computed once and mirrored."""
-    n, device = points.n, points.device
-    if device.type == "cpu":
-        table = torch.from_numpy(np.empty((n, n), np.float32))
-    else:
-        table = torch.empty(n, n, device=device)
-    for top in range(0, n, TILE):
-        rows = torch.arange(top, min(n, top + TILE), device=device)
-        for left in range(0, top + 1, TILE):
-            columns = torch.arange(left, min(n, left + TILE), device=device)
-            tile = _distance_matmul(points.metric, points.vectors[rows], points.vectors[columns])
-            if left == top:
-                tile = tile.triu(1)
-                tile += tile.T.clone()
-            table[top : top + len(rows), left : left + len(columns)] = tile
-            table[left : left + len(columns), top : top + len(rows)] = tile.T
-    if points.duplicate_class is not None:
-        for block in row_blocks(n, n):
-            classes = points.duplicate_class[block]
-            table[block].masked_fill_(classes.unsqueeze(1) == points.duplicate_class, 0.0)
-    return table
 
 
 def check_dimensions(points: Points, queries: Tensor) -> None:

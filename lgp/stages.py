@@ -19,9 +19,10 @@ from torch import Tensor
 from lgp.choices import DatasetKind, EmbedderKind, SelectorKind, When
 from lgp.config import Config, ConfigError, to_plain
 from lgp.data import Dataset, load_beir, load_pydocs, load_toy
-from lgp.distance import GIB, Metric, Points, make_points
+from lgp.distance import GIB, Metric, Points
 from lgp.embed import HfEncoder, Kind, embed_hf, embed_precomputed, embed_wordllama, source_digest
 from lgp.graph import Graph, changed_neighborhoods, describe, load_graph, reachable, save_graph
+from lgp.points import make_points
 from lgp.refine.connect import connect
 from lgp.refine.llm_select import Likelihood
 from lgp.refine.log import EditLog, Edits

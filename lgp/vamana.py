@@ -164,6 +164,8 @@ class TorchBuilder:
 
 def visited_by(points: Points, graph: Graph, anchors: Tensor, width: int) -> Tensor:
     """U_i: the nodes that a search for each anchor visits, int32 [A, V], -1 pads (§4)."""
+    if width < 1:
+        raise ValueError(f"search width {width} is below 1; raise index.construction_width")
     if kernels.usable(points.vectors):
         return kernels.visited_by(points, graph.neighbors, graph.entry_node, anchors, width)
     distances = QueryDistances(points, nodes=anchors)

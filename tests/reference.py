@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgp.distance import Metric, Points, make_points
+from lgp.distance import Metric, Points
 from lgp.graph import Graph
+from lgp.points import make_points
 
 Rows = list[list[int]]
 BACKENDS = ["torch", "auto"]

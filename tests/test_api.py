@@ -6,8 +6,9 @@ import torch
 from reference import recall, unit_clusters
 
 import lgp
-from lgp.distance import exact_knn, make_points
+from lgp.distance import exact_knn
 from lgp.graph import Graph, validate
+from lgp.points import make_points
 from lgp.refine.log import apply_edits, undo_edits
 from lgp.refine.select import Scripted
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
 from lgp.graph import Graph, reachable, validate
+from lgp.points import make_points
 from lgp.refine.connect import connect
 from lgp.refine.log import Decisions, EditLog, Reason, apply_edits, undo_edits
 

@@ -15,8 +15,9 @@ from reference import (
     unique_coverage,
 )
 
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
 from lgp.kernels import use_backend
+from lgp.points import make_points
 from lgp.refine import coverage as c
 
 CASES = st.builds(

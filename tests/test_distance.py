@@ -9,7 +9,8 @@ from reference import TABLE, Case, Space, exact_knn, make_case, recall, unit_clu
 from torch.nn.functional import normalize
 
 import lgp.distance as d
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
+from lgp.points import make_points
 
 CASES = st.builds(
     make_case, seed=st.integers(0, 9999), n=st.integers(2, 30), dims=st.integers(1, 4),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 ORDER = [
     "choices", "config", "store", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "data",
-    "distance", "packaged", "embed", "graph", "kernels", "search", "prune", "vamana", "answers",
+    "distance", "packaged", "embed", "graph", "kernels", "points", "search", "prune", "vamana",
+    "answers",
     "llm", "refine", "selectors", "evaluate", "results", "stats", "comparison", "figures",
     "report", "runs", "stages", "pipeline", "track", "api", "cli",
 ]  # fmt: skip

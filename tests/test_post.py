@@ -22,9 +22,10 @@ from reference import (
 from safetensors.torch import load_file, save_file
 
 from lgp.choices import ShortlistRule, VictimRule
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
 from lgp.graph import Graph, validate
 from lgp.kernels import use_backend
+from lgp.points import make_points
 from lgp.refine import post
 from lgp.refine.log import Decisions, EditLog, Edits, Reason, apply_edits, undo_edits
 from lgp.refine.select import Recorded, Scripted, Selector, farthest, first, nearest

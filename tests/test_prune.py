@@ -17,8 +17,9 @@ from reference import (
 )
 
 import lgp.prune
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
 from lgp.kernels import use_backend
+from lgp.points import make_points
 
 CASES = st.builds(
     make_case, seed=st.integers(0, 9999), n=st.integers(2, 30), dims=st.integers(1, 3),

@@ -18,8 +18,9 @@ from reference import (
 )
 
 from lgp.choices import VictimRule
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
 from lgp.kernels import use_backend
+from lgp.points import make_points
 from lgp.refine import replace as r
 from lgp.refine.log import Reason
 

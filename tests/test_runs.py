@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lgp.data import Dataset
-from lgp.distance import duplicate_classes, make_points
+from lgp.distance import duplicate_classes
 from lgp.graph import Graph
+from lgp.points import make_points
 from lgp.runs import evaluate_exact, evaluate_graph, make_collection
 
 # Five documents on a circle; b2 repeats b. Degrees from d1: a 0, b 20, b2 20, c 60, d 90.

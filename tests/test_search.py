@@ -18,9 +18,10 @@ from reference import (
     unit_clusters,
 )
 
-from lgp.distance import Metric, exact_knn, make_points
+from lgp.distance import Metric, exact_knn
 from lgp.graph import Graph, reachable
 from lgp.kernels import use_backend
+from lgp.points import make_points
 from lgp.search import QueryDistances, frontier, query_blocks, search_nodes, walk
 from lgp.vamana import VamanaSettings, build_vamana
 

@@ -19,8 +19,9 @@ from reference import (
 )
 
 from lgp.choices import ShortlistRule
-from lgp.distance import Metric, make_points
+from lgp.distance import Metric
 from lgp.kernels import use_backend
+from lgp.points import make_points
 from lgp.refine import shortlist as s
 
 CASES = st.builds(

@@ -18,9 +18,10 @@ from reference import (
     unit_clusters,
 )
 
-from lgp.distance import Metric, Points, exact_knn, make_points
+from lgp.distance import Metric, Points, exact_knn
 from lgp.graph import Graph, describe, validate
 from lgp.kernels import use_backend
+from lgp.points import make_points
 from lgp.refine.select import Selector, farthest, first, nearest
 from lgp.refine.step import Refiner, StepSettings
 from lgp.search import search_nodes

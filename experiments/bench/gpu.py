@@ -25,8 +25,9 @@ from measure import commit, machine
 from torch import Tensor
 
 from lgp import kernels
-from lgp.distance import GIB, Metric, Points, exact_knn, make_points, row_blocks
+from lgp.distance import GIB, Metric, Points, exact_knn, row_blocks
 from lgp.graph import Graph, describe
+from lgp.points import make_points
 from lgp.refine.replace import place
 from lgp.refine.select import farthest
 from lgp.refine.shortlist import make_shortlist

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lgp.distance import Points, make_points
+from lgp.distance import Points
 from lgp.graph import Graph
+from lgp.points import make_points
 from lgp.search import QueryDistances, frontier, search_nodes, walk
 from lgp.vamana import VamanaSettings, build_vamana
 

@@ -20,7 +20,8 @@ import torch
 from inputs import clustered
 from measure import commit, machine, versions
 
-from lgp.distance import Metric, exact_knn, make_points
+from lgp.distance import Metric, exact_knn
+from lgp.points import make_points
 from lgp.search import QueryDistances, frontier, walk
 from lgp.vamana import VamanaSettings, build_vamana
 

@@ -11,12 +11,14 @@ from lgp.kernels.build import CompiledBuilder
 from lgp.kernels.greedy import search, visited_by
 from lgp.kernels.prune import robust_prune
 from lgp.kernels.refine import edges_back, place, shortlist
+from lgp.kernels.table import finish_tile
 from lgp.kernels.walk import best_seen, walk
 
 __all__ = [
     "CompiledBuilder",
     "best_seen",
     "edges_back",
+    "finish_tile",
     "place",
     "robust_prune",
     "search",

@@ -24,7 +24,7 @@ from lgp.kernels.backend import (
     point_arrays,
     run_ranges,
 )
-from lgp.kernels.greedy import greedy
+from lgp.kernels.greedy import greedy, regions
 
 
 @jit
@@ -41,7 +41,7 @@ def _sort_small(keys, size):  # type: ignore[no-untyped-def]
 
 @jit
 def _build_range(  # type: ignore[no-untyped-def]
-    lo, hi, anchors, neighbors, gaps, entry, points, width, slack, alpha, rows, row_gaps,
+    lo, hi, turns, anchors, neighbors, gaps, entry, points, width, slack, alpha, rows, row_gaps,
     visited, n_visited
 ):  # fmt: skip
     """Search, then RobustPrune over visited nodes and the current row, for anchors lo..hi.
@@ -55,14 +55,15 @@ def _build_range(  # type: ignore[no-untyped-def]
     stamp = np.zeros(0 if tabled else n, np.int32)
     frontier = np.empty(width + 1, np.int64)
     pool = np.empty(width + degree + slack, np.int64)
-    for b in range(lo, hi):
+    for turn in range(lo, hi):
+        b = turns[turn]
         node = anchors[b]
         if tabled:  # reading a row in order is far cheaper than the walk's scattered misses
             for i in range(n):
                 near[i] = table[node, i]
         size, evicted, visits, _ = greedy(
             neighbors, entry, width, frontier, pool[:slack], visited[b], near, vectors, node,
-            vectors, stamp, np.int32(b - lo + 1), classes, node, cosine,
+            vectors, stamp, np.int32(turn - lo + 1), classes, node, cosine,
         )  # fmt: skip
         if size < 0:
             return False
@@ -279,6 +280,7 @@ class CompiledBuilder:
             points.n,
         )
         self._batch_gaps = self._gaps[:0]
+        self._region = regions(points)
 
     def pruned_rows(
         self, anchors: Tensor, alpha: float, keep_visited: bool
@@ -287,6 +289,7 @@ class CompiledBuilder:
         nodes, degree = anchors.numpy(), self._rows.shape[1]
         rows = np.empty((len(nodes), degree), np.int32)
         self._batch_gaps = np.empty((len(nodes), degree), np.float32)
+        turns = np.argsort(self._region[nodes], kind="stable")
         room = self._width + self._width // 2 + 32
         while True:
             visited = np.full((len(nodes), room if keep_visited else 0), -1, np.int32)
@@ -298,7 +301,7 @@ class CompiledBuilder:
                 n_visited: Any = n_visited, short: list[bool] = short,
             ) -> None:  # fmt: skip
                 enough = _build_range(
-                    lo, hi, nodes, self._rows, self._gaps, self._entry, self._points,
+                    lo, hi, turns, nodes, self._rows, self._gaps, self._entry, self._points,
                     self._width, room, np.float32(alpha), rows, self._batch_gaps, visited,
                     n_visited,
                 )  # fmt: skip
