@@ -175,6 +175,14 @@ def duplicate_classes(vectors: Tensor) -> Tensor | None:
     return classes.to(vectors.device)
 
 
+def mean_vector(vectors: Tensor) -> Tensor:
+    """The mean row, float64 [D], summed in blocks: a float64 copy would double the memory."""
+    total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
+    for block in vectors.split(65536):
+        total += block.double().sum(0)
+    return total / len(vectors)
+
+
 def row_blocks(n: int, row_values: int, block_bytes: int = 256 << 20) -> Iterator[slice]:
     """Slices over range(n) such that a float32 block of that many rows stays near block_bytes."""
     step = max(1, block_bytes // max(1, 4 * row_values))

@@ -17,6 +17,7 @@ from lgp.distance import (
     check_vectors,
     clamp_zero,
     duplicate_classes,
+    mean_vector,
     row_blocks,
 )
 
@@ -25,7 +26,10 @@ CPU_TABLE_NODES = 20_000
 
 
 def make_points(
-    vectors: Tensor, metric: Metric = Metric.cosine, table_bytes: int = 2 * GIB
+    vectors: Tensor,
+    metric: Metric = Metric.cosine,
+    table_bytes: int = 2 * GIB,
+    in_memory: bool = True,
 ) -> Points:
     """Check vectors, find duplicate rows, and lay down the N x N table where it fits.
 
@@ -33,15 +37,17 @@ def make_points(
         vectors: float32 [N, D]; rows of length 1 (within 1e-3) under cosine.
         table_bytes: the table is made when 4 * N * N stays within this many bytes (and, on the
             CPU, N within `CPU_TABLE_NODES`).
+        in_memory: False leaves vectors where they are (a memory-mapped file); under L2 they are
+            then not moved to the origin, so keep their lengths near the distances that matter.
     Raises:
         ValueError: wrong shape or dtype, NaN or inf (row numbers), zero or non-unit rows.
     """
     check_vectors(vectors, metric)
-    vectors, origin = huge_pages(vectors), None
+    vectors, origin = huge_pages(vectors) if in_memory else vectors.contiguous(), None
     classes = duplicate_classes(vectors)
-    if metric is Metric.l2:
+    if metric is Metric.l2 and in_memory:
         # |a|^2 + |b|^2 - 2ab cancels far from the origin; whole numbers keep integer data exact.
-        origin = vectors.double().mean(0).round().float()
+        origin = mean_vector(vectors).round().float()
         vectors -= origin
     points = Points(vectors, metric, classes, None, origin)
     too_many = vectors.device.type == "cpu" and points.n > CPU_TABLE_NODES

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 
@@ -67,6 +65,8 @@ class Store:
         if (final / MANIFEST).is_file():
             log.info("%s: reused %s", name, final.name)
             return final
+        from filelock import FileLock  # only stages lock; the engine runs without it
+
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(self.root / f".{final.name}.lock"):
             if (final / MANIFEST).is_file():

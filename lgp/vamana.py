@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lgp import kernels
-from lgp.distance import Points, row_blocks
+from lgp.distance import Points, mean_vector, row_blocks
 from lgp.graph import Graph
 from lgp.prune import add_reciprocals, robust_prune
 from lgp.search import QueryDistances, walk
@@ -65,10 +65,7 @@ class VamanaSettings:
 
 def medoid(points: Points) -> int:
     """The node nearest to the mean vector, ties to the smaller id (squared L2; float64)."""
-    total = torch.zeros(points.vectors.shape[1], dtype=torch.float64, device=points.device)
-    for block in points.vectors.split(65536):
-        total += block.double().sum(0)
-    mean = total / points.n
+    mean = mean_vector(points.vectors)
     distance = torch.cat(
         [(block.double() - mean).square().sum(1) for block in points.vectors.split(65536)]
     )

@@ -1,5 +1,8 @@
 """D(., .), duplicate classes, exact neighbors and tie order against the reference."""
 
+import warnings
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch.nn.functional import normalize
 import lgp.distance as d
 from lgp.distance import Metric
 from lgp.points import make_points
+from lgp.search import search_nodes
+from lgp.vamana import VamanaSettings, build_vamana
 
 CASES = st.builds(
     make_case, seed=st.integers(0, 9999), n=st.integers(2, 30), dims=st.integers(1, 4),
@@ -172,3 +177,19 @@ def test_no_queries_give_no_neighbors() -> None:
     points = make_points(torch.arange(16.0).view(8, 2), Metric.l2)
     distance, nodes = d.exact_knn(points, torch.zeros(0, 2), 3)
     assert distance.shape == nodes.shape == (0, 3)
+
+
+def test_memory_mapped_vectors_are_left_where_they_are(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    np.save(tmp_path / "v.npy", values)
+    mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mapped array is read-only
+        vectors = torch.from_numpy(mapped)
+    points = make_points(vectors, Metric.l2, table_bytes=0, in_memory=False)
+    assert points.vectors.data_ptr() == vectors.data_ptr() and points.origin is None
+    graph = build_vamana(points, VamanaSettings(max_degree=8, construction_width=20))
+    whole = make_points(torch.from_numpy(values), Metric.l2, table_bytes=0)
+    queries = torch.from_numpy(values[:20] + np.float32(0.01))
+    found = search_nodes(graph, points, queries, 5, width=40).nodes
+    assert float((found[:, 0] == d.exact_knn(whole, queries, 1)[1][:, 0]).float().mean()) == 1.0
