@@ -30,11 +30,6 @@ class Metric(Enum):
     l2 = "l2"
 
 
-def clamp_zero(distance: Tensor) -> Tensor:
-    """Negative rounding errors (and -0.0, whose bits would sort last) become +0.0."""
-    return torch.where(distance > 0, distance, torch.zeros_like(distance))
-
-
 def order_key(distance: Tensor, node: Tensor) -> Tensor:
     """Pack (distance, node) into one int64 that sorts by distance, ties by node.
 
@@ -131,10 +126,11 @@ class Points:
 def _distance_matmul(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
     """D for every pair: [..., X, D] and [..., Y, D] -> [..., X, Y]; one (batched) GEMM."""
     dot = a @ b.transpose(-1, -2)
+    # In place: at these sizes each further pass over the result costs as much as the GEMM.
     if metric is Metric.cosine:
-        return clamp_zero(1.0 - dot)
+        return dot.neg_().add_(1.0).clamp_min_(0.0)
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
-    return clamp_zero(squares - 2.0 * dot)
+    return squares.sub_(dot.mul_(2.0)).clamp_min_(0.0)
 
 
 def check_vectors(vectors: Tensor, metric: Metric, what: str = "vectors") -> None:

@@ -15,7 +15,6 @@ from lgp.distance import (
     Metric,
     Points,
     check_vectors,
-    clamp_zero,
     duplicate_classes,
     mean_vector,
     row_blocks,
@@ -90,7 +89,7 @@ def fill_table(points: Points) -> Tensor:
                 kernels.finish_tile(dots, squares[rows], squares[columns], table, top, left, cosine)
                 continue
             lengths = squares[rows].unsqueeze(1) + squares[columns]
-            tile = clamp_zero(1.0 - dots if cosine else lengths - 2.0 * dots)
+            tile = (1.0 - dots if cosine else lengths - 2.0 * dots).clamp_min_(0.0)
             if left == top:
                 tile = tile.triu(1)
                 tile += tile.T.clone()

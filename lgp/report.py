@@ -94,7 +94,8 @@ def graph_lines(run_dir: Path) -> list[str]:
     for graph in summary["graphs"]:
         text = (
             f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: mean degree "
-            f"{graph['degree_mean']:.2f}, {graph['n_unreachable']} nodes unreachable"
+            f"{graph['degree_mean']:.2f} ({graph['degree_min']} to {graph['degree_max']}), largest "
+            f"in-degree {graph['in_degree_max']}, {graph['n_unreachable']} nodes unreachable"
         )
         if graph["graph"] == "refined":
             account = graph["account"]

@@ -8,7 +8,8 @@ ORDER = [
     "choices", "config", "store", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "data",
     "distance", "packaged", "embed", "graph", "kernels", "points", "search", "prune", "vamana",
     "answers",
-    "llm", "refine", "selectors", "evaluate", "results", "stats", "comparison", "figures",
+    "llm", "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison",
+    "figures",
     "report", "runs", "stages", "pipeline", "track", "api", "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"

@@ -18,22 +18,23 @@ from measure import interleaved, recall, summary
 
 from lgp.distance import Points
 from lgp.graph import Graph
-from lgp.search import frontier, query_blocks, walk
+from lgp.search import best_seen, query_blocks, walk
 
 SWEEP_WIDTHS = (10, 20, 50, 100, 200)
-SWEEP_BUDGETS = (100, 200, 400, 800, 1200, 1600, 3200)
+SWEEP_BUDGETS = (100, 200, 300, 500, 800, 1600, 3200)
 SWEEP_SEEDS = (0, 1, 2)
 
 
 def sweep_lgp(graphs: Sequence[tuple[Points, Graph]], queries: torch.Tensor) -> list[np.ndarray]:
-    """Top ten of every query at every width and budget on every graph: one walk a graph."""
+    """Top ten of every query at every width and budget on every graph: one table of distances,
+    one walk a graph."""
     found: list[np.ndarray] = []
-    for points, graph in graphs:
-        for _, distances in query_blocks(points, queries):
+    budgets = torch.tensor(SWEEP_BUDGETS)
+    for _, distances in query_blocks(graphs[0][0], queries):
+        for _, graph in graphs:
             log = walk(graph, distances, list(SWEEP_WIDTHS), max(SWEEP_BUDGETS))
-            spent = [log.stops[:, column] for column in range(len(SWEEP_WIDTHS))]
-            spent += [log.n_seen.clamp_max(budget) for budget in SWEEP_BUDGETS]
-            found += [frontier(log, n_dist, lib.K)[0].numpy() for n_dist in spent]
+            spent = torch.cat([log.stops, torch.minimum(log.n_seen.unsqueeze(1), budgets)], 1)
+            found += best_seen(log, spent, lib.K)[0].numpy().swapaxes(0, 1)
     return found
 
 

@@ -3,7 +3,7 @@
 | format | read | write | what it cannot hold |
 |---|---|---|---|
 | hnswlib | `read_hnswlib(path, space, dim)` | `write_hnswlib` | its own space and dimension |
-| usearch | `read_usearch(path)` | `write_usearch` | several vectors a key, other than f32 and f16 |
+| usearch | `read_usearch(path)` | `write_usearch` | multi=True, and i8, f64, b1 are refused |
 | DiskANN in memory | `read_diskann(prefix, ...)` | `write_diskann` | layers, alpha |
 | faiss HNSW | `read_faiss(path or index)` | `write_faiss` | deletions |
 

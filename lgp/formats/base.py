@@ -76,7 +76,7 @@ class ForeignIndex:
         entry_node: internal number of the node where a search starts (HNSW: on the top layer).
         metric: D the graph was built with. Inner product is only accepted on unit rows, where it
             is cosine.
-        vectors: float32 [N, D] as stored, values unchecked (`lgp.distance.make_points` refuses NaN
+        vectors: float32 [N, D] as stored, values unchecked (`lgp.points.make_points` refuses NaN
             with row numbers); None where the file holds none. Rows may have any length even under
             cosine: see `unit_vectors`.
         labels: int64 [N], the library's public ids (unsigned 64-bit ones keep their bits).
@@ -130,7 +130,8 @@ class ForeignIndex:
             raise ValueError(f"this {self.format} file holds no vectors; read them elsewhere")
         if self.metric is Metric.l2:
             return self.vectors
-        return self.vectors / self.vectors.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        length: Tensor = self.vectors.norm(dim=1, keepdim=True)
+        return self.vectors / length.clamp_min(1e-30)
 
 
 def read_bytes(path: Path, least: int, what: str) -> Bytes:

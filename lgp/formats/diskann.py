@@ -91,7 +91,7 @@ def read_diskann(
     """
     prefix = Path(prefix)
     raw = read_bytes(prefix, HEADER.size, "a DiskANN in-memory graph")
-    metric, dtype, dim = _read_metadata(prefix, metric, dtype, dim)
+    metric, dtype, dim, n_points = _read_metadata(prefix, metric, dtype, dim)
     vectors = _read_data(prefix, dtype, dim)
     n = len(vectors)
     size, header_degree, start, n_frozen = HEADER.unpack(raw[: HEADER.size].tobytes())
@@ -99,6 +99,9 @@ def read_diskann(
     require(len(raw) % 4 == 0, prefix, "file length", size, "it is made of 4-byte words")
     require(start < n, prefix, "start", start, f"nodes are 0..{n - 1}")
     require(n_frozen < n, prefix, "frozen points", n_frozen, f"there are {n} points in all")
+    if n_points not in (None, n, n - n_frozen):
+        path = _beside(prefix, "_metadata.bin")
+        fail(path, "points", n_points, f"there are {n} vectors, {n_frozen} of them frozen")
     starts, degrees = _place_lists(prefix, raw, n)
     longest = int(degrees.max())
     require(longest <= header_degree, prefix, "max observed degree", header_degree,
@@ -138,8 +141,8 @@ def _beside(prefix: Path, suffix: str) -> Path:
 
 def _read_metadata(
     prefix: Path, metric: str | None, dtype: str | None, dim: int | None
-) -> tuple[str, str, int]:
-    """Metric, type and dimension: from the metadata file, else from the caller."""
+) -> tuple[str, str, int, int | None]:
+    """Metric, type, dimension and points: from the metadata file, else from the caller (None)."""
     path = _beside(prefix, "_metadata.bin")
     for name, value, known in (("metric", metric, METRICS), ("dtype", dtype, TYPES)):
         if value is not None and value not in known:
@@ -150,17 +153,17 @@ def _read_metadata(
                 f"{path} is missing, so metric ({', '.join(METRICS)}), dtype ({', '.join(TYPES)}) "
                 f"and dim must be given; got metric={metric}, dtype={dtype}, dim={dim}"
             )
-        return metric, dtype, dim
+        return metric, dtype, dim, None
     raw = read_bytes(path, METADATA.size, "DiskANN metadata")
     require(len(raw) == METADATA.size, path, "file length", len(raw), f"{METADATA.size} bytes")
-    type_id, metric_id, _, stored_dim = METADATA.unpack(raw.tobytes())
+    type_id, metric_id, n_points, stored_dim = METADATA.unpack(raw.tobytes())
     require(type_id < len(TYPES), path, "type", type_id, "0 float32, 1 int8, 2 uint8")
     require(metric_id < len(METRICS), path, "metric", metric_id, "0 l2, 1 mips, 2 cosine")
     stored = list(METRICS)[metric_id], list(TYPES)[type_id], stored_dim
     for name, have, given in zip(("metric", "dtype", "dim"), stored, (metric, dtype, dim),
                                  strict=True):  # fmt: skip
         require(given is None or given == have, path, name, have, f"{given} was asked for")
-    return stored
+    return *stored, n_points
 
 
 def _read_bin(path: Path, what: str, item: int | None, columns: int) -> tuple[int, Bytes]:
@@ -188,17 +191,19 @@ def _read_data(prefix: Path, dtype: str, dim: int) -> Tensor:
 
 def _place_lists(path: Path, raw: Bytes, n: int) -> tuple[Ints, Ints]:
     """Where each list's count lies (in words behind the header) and how long the list is."""
-    words = memoryview(raw[HEADER.size :].view("<u4").astype(np.uint32, copy=False))
+    left = len(raw) - HEADER.size
+    require(4 * n <= left, path, "file length", len(raw), f"{n} lists need {24 + 4 * n} at least")
+    words = raw[HEADER.size :].view("<u4").astype(np.uint32, copy=False).data
     starts = np.empty(n, np.int64)
     at = 0
     for node in range(n):
-        require(
-            at < len(words), path, "file length", len(raw), f"it ends before node {node} of {n}"
-        )
+        if at >= len(words):
+            fail(path, "file length", len(raw), f"it ends before the list of node {node} of {n}")
         starts[node] = at
         degree = words[at]
         at += 1 + degree
-        require(at <= len(words), path, f"degree of node {node}", degree, "the file ends before")
+        if at > len(words):
+            fail(path, f"degree of node {node}", degree, f"the file ends {at - len(words)} short")
     require(at == len(words), path, "file length", len(raw), f"{n} lists end at {24 + 4 * at}")
     ends = np.append(starts[1:], at)
     return starts, ends - starts - 1

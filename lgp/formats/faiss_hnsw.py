@@ -21,7 +21,6 @@ from lgp.formats.base import (
     ForeignIndex,
     FormatError,
     Ints,
-    UpperLevel,
     check_count,
     check_levels,
     fail,
@@ -145,7 +144,8 @@ def _graph_arrays(path: Path, faiss: Any, inner: Any, n: int) -> tuple[Ints, Int
 def _lengths(lists: Ints) -> Ints:
     """Entries before the first -1, [A]: what lies behind it is not read by faiss."""
     ended = lists == -1
-    return np.where(ended.any(1), ended.argmax(1), lists.shape[1])
+    lengths: Ints = np.where(ended.any(1), ended.argmax(1), lists.shape[1])
+    return lengths
 
 
 def write_faiss(index: ForeignIndex, neighbors: Tensor, path: Path | str) -> None:

@@ -106,12 +106,13 @@ def _nearest_first(
 def _encode(docnos: Sequence[str]) -> NDArray[np.bytes_]:
     """Names as UTF-8 bytes of one length, NUL padded (ValueError: empty, repeated, with NUL)."""
     encoded = [name.encode() for name in docnos]
+    met: set[bytes] = set()
     for row, name in enumerate(encoded):
+        if name in met:
+            raise ValueError(f"docno {docnos[row]!r} occurs twice; names must differ")
+        met.add(name)
         if not name or b"\0" in name:
             raise ValueError(f"docno {row} is {docnos[row]!r}; empty names and NUL cannot be kept")
-    if len(set(encoded)) != len(encoded):
-        first = next(name for row, name in enumerate(docnos) if name in docnos[:row])
-        raise ValueError(f"docno {first!r} occurs twice; names must differ")
     return np.array(encoded)
 
 

@@ -143,9 +143,30 @@ def greedy(  # type: ignore[no-untyped-def]
     return size, n_evicted, visits, n_dist
 
 
+PIVOTS = 256
+
+
+def regions(points: Points, vectors: Tensor | None = None) -> np.ndarray:
+    """A rough neighborhood number of every vector, int64 [B]: that of its nearest pivot.
+
+    Queries are independent, so their order changes nothing but time: neighbors searched one
+    after the other find each other's vectors in the cache (a third less time at 29 MB of
+    vectors). A table needs no such care: all zeros then.
+
+    Args:
+        vectors: float32 [B, D]; None = the points themselves.
+    """
+    wanted = points.vectors if vectors is None else vectors
+    if points.table is not None or min(points.n, len(wanted)) <= PIVOTS:
+        return np.zeros(len(wanted), np.int64)
+    pivots = points.vectors[:: points.n // PIVOTS]
+    near = [points.to_pivots(block, pivots) for block in wanted.split(65536)]
+    return torch.cat(near).numpy()
+
+
 @jit
 def _search_range(  # type: ignore[no-untyped-def]
-    lo, hi, neighbors, entry, width, query_table, queries, points, keys, n_dist
+    lo, hi, turns, neighbors, entry, width, query_table, queries, points, keys, n_dist
 ):
     _, vectors, classes, cosine = points
     n, k = neighbors.shape[0], keys.shape[1]
@@ -155,13 +176,14 @@ def _search_range(  # type: ignore[no-untyped-def]
     frontier = np.empty(width + 1, np.int64)
     evicted = np.empty(n, np.int64)
     none = np.zeros(0, np.int32)
-    for q in range(lo, hi):
+    for turn in range(lo, hi):
+        q = turns[turn]
         if tabled:
             for i in range(n):
                 near[i] = query_table[q, i]
         size, _, _, spent = greedy(
             neighbors, entry, width, frontier, evicted, none, near, queries, q, vectors, stamp,
-            np.int32(q - lo + 1), classes, -1, cosine,
+            np.int32(turn - lo + 1), classes, -1, cosine,
         )  # fmt: skip
         n_dist[q] = spent
         for i in range(min(size, k)):
@@ -180,34 +202,18 @@ def search(
     points = distances.points
     no_table = np.zeros((0, 0), np.float32)
     table = no_table if distances.table is None else distances.table.numpy()
-    queries = points.shifted(distances.queries).contiguous().numpy()
+    moved = points.shifted(distances.queries).contiguous()
+    turns, queries = np.argsort(regions(points, moved), kind="stable"), moved.numpy()
     keys = np.full((len(queries), k), np.iinfo(np.int64).max, np.int64)
     n_dist = np.zeros(len(queries), np.int64)
     rows, arrays = neighbors.numpy(), point_arrays(points)
     run_ranges(
         lambda lo, hi: _search_range(
-            lo, hi, rows, entry, width, table, queries, arrays, keys, n_dist
+            lo, hi, turns, rows, entry, width, table, queries, arrays, keys, n_dist
         ),
         len(queries),
     )
     return torch.from_numpy(keys), torch.from_numpy(n_dist)
-
-
-PIVOTS = 256
-
-
-def regions(points: Points) -> np.ndarray:
-    """A rough neighborhood number of every node, int64 [N]: that of its nearest pivot.
-
-    Queries are independent, so their order changes nothing but time: neighbors searched one
-    after the other find each other's vectors in the cache (a third less time at 29 MB of
-    vectors). A table needs no such care: all zeros then.
-    """
-    if points.table is not None or points.n <= PIVOTS:
-        return np.zeros(points.n, np.int64)
-    pivots = points.vectors[:: points.n // PIVOTS]
-    near = [points.to_pivots(block, pivots) for block in points.vectors.split(65536)]
-    return torch.cat(near).numpy()
 
 
 @jit
