@@ -32,7 +32,7 @@ bench: .venv/.bench
 	touch $@
 
 .venv/.dev: .venv/.demo
-	$(BIN)/pip install -q -e '.[demo,dev]'
+	$(BIN)/pip install -q -e '.[demo,dev,libraries]'
 	touch $@
 
 .venv/.bench: .venv/.demo

@@ -34,7 +34,7 @@ def sweep_lgp(graphs: Sequence[tuple[Points, Graph]], queries: torch.Tensor) -> 
         for _, graph in graphs:
             log = walk(graph, distances, list(SWEEP_WIDTHS), max(SWEEP_BUDGETS))
             spent = torch.cat([log.stops, torch.minimum(log.n_seen.unsqueeze(1), budgets)], 1)
-            found += best_seen(log, spent, lib.K)[0].numpy().swapaxes(0, 1)
+            found.extend(best_seen(log, spent, lib.K)[0].numpy().swapaxes(0, 1))
     return found
 
 

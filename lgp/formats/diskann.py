@@ -106,7 +106,8 @@ def read_diskann(
     longest = int(degrees.max())
     require(longest <= header_degree, prefix, "max observed degree", header_degree,
             f"node {int(degrees.argmax())} has {longest} neighbors")  # fmt: skip
-    width = max(longest, max_degree or 1)
+    require(longest <= n, prefix, "longest list", longest, f"there are {n} nodes to point at")
+    width = max(longest, max_degree or 1, 1)
     allowed = TABLE_FREE + TABLE_FACTOR * (len(raw) + vectors.numel() * 4)
     require(4 * n * width <= allowed, prefix, "max_degree", width,
             f"a table of {n} rows may take {allowed} bytes for these files")  # fmt: skip

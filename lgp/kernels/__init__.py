@@ -9,8 +9,9 @@ without the GIL; rows are independent, so the thread count cannot change a bit.
 from lgp.kernels.backend import usable, use_backend
 from lgp.kernels.build import CompiledBuilder
 from lgp.kernels.greedy import search, visited_by
+from lgp.kernels.place import edges_back, place
 from lgp.kernels.prune import robust_prune
-from lgp.kernels.refine import edges_back, place, shortlist
+from lgp.kernels.shortlist import shortlist
 from lgp.kernels.table import finish_tile
 from lgp.kernels.walk import best_seen, walk
 

@@ -175,6 +175,16 @@ def between(a, b, table, vectors, classes, cosine):  # type: ignore[no-untyped-d
     return distance_of(vectors, a, vectors, b, cosine)
 
 
+@inlined
+def occludes(  # type: ignore[no-untyped-def]
+    mate, other, limit, alpha, table, vectors, classes, cosine
+):
+    """Whether a kept node prunes another at distance `limit`: the rule of RobustPrune."""
+    if classes.shape[0] > 0 and classes[mate] == classes[other]:
+        return True
+    return alpha * between(mate, other, table, vectors, classes, cosine) < limit
+
+
 NO_TABLE = np.zeros((0, 0), np.float32)
 NO_CLASSES = np.zeros(0, np.int32)
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from lgp.distance import Points
 from lgp.kernels.backend import (
     between,
-    distance_of,
     jit,
     key_gap,
     key_of,
+    occludes,
     point_arrays,
     run_ranges,
 )
@@ -122,10 +122,7 @@ def _build_range(  # type: ignore[no-untyped-def]
                 free = True
                 for j in range(kept):
                     mate = rows[b, j]
-                    if classes.shape[0] and classes[mate] == classes[other]:
-                        free = False
-                        break
-                    if alpha * distance_of(vectors, mate, vectors, other, cosine) < limit:
+                    if occludes(mate, other, limit, alpha, table, vectors, classes, cosine):
                         free = False
                         break
                 if free:
@@ -232,11 +229,7 @@ def _insert_range(  # type: ignore[no-untyped-def]
                         if kept[j] & key & 1:
                             continue
                         mate = (kept[j] & 0xFFFFFFFF) >> 2
-                        if classes.shape[0] and classes[mate] == classes[other]:
-                            free = False
-                            break
-                        gap = between(mate, other, table, vectors, classes, cosine)
-                        if alpha * gap < limit:
+                        if occludes(mate, other, limit, alpha, table, vectors, classes, cosine):
                             free = False
                             break
                 if free:

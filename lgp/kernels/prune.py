@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lgp.distance import Points
-from lgp.kernels.backend import between, jit, key_of, point_arrays, run_ranges
+from lgp.kernels.backend import between, jit, key_of, occludes, point_arrays, run_ranges
 
 
 @jit
@@ -47,11 +47,7 @@ def _prune_range(  # type: ignore[no-untyped-def]
                 if turn == 1 or not protected.shape[0]:
                     for j in range(kept):
                         mate = out[b, j]
-                        if classes.shape[0] and classes[mate] == classes[other]:
-                            free = False
-                            break
-                        gap = between(mate, other, table, vectors, classes, cosine)
-                        if alpha * gap < limit:
+                        if occludes(mate, other, limit, alpha, table, vectors, classes, cosine):
                             free = False
                             break
                 if free:
