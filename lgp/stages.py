@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 from lgp.choices import DatasetKind, EmbedderKind, SelectorKind, When
 from lgp.config import Config, ConfigError, to_plain
 from lgp.data import Dataset, load_beir, load_pydocs, load_toy
-from lgp.distance import GIB, Metric, Points
+from lgp.distance import GIB, Metric, Points, duplicate_classes
 from lgp.embed import HfEncoder, Kind, embed_hf, embed_precomputed, embed_wordllama, source_digest
 from lgp.graph import Graph, changed_neighborhoods, describe, load_graph, reachable, save_graph
 from lgp.points import make_points
@@ -138,8 +139,6 @@ class Stages:
                 f"documents have {documents.shape[1]} dimensions, queries {queries.shape[1]}; "
                 "embed both with the same model"
             )
-        from lgp.distance import duplicate_classes
-
         classes = duplicate_classes(documents) if c.index.collapse_duplicates else None
         collection, rows = make_collection(self.dataset, classes, queries, c.dataset.max_queries)
         vectors = documents[rows].to(self.device)
@@ -166,9 +165,7 @@ class Stages:
 
     @cached_property
     def vectors_digest(self) -> str:
-        from hashlib import sha256
-
-        return sha256(self.points.vectors.cpu().numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self.points.vectors.cpu().numpy().tobytes()).hexdigest()
 
     # --- graphs -----------------------------------------------------------------------------
 
