@@ -7,6 +7,7 @@ from pathlib import Path
 ORDER = [
     "choices", "config", "store", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "data",
     "distance", "packaged", "embed", "graph", "kernels", "points", "search", "prune", "vamana",
+    "hnsw", "hnsw_build",
     "answers",
     "llm", "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison",
     "figures",

@@ -11,12 +11,13 @@ Every reader returns a `ForeignIndex` or raises `FormatError`. `lgp.formats.expo
 graph of ours into something stock libraries serve.
 """
 
-from lgp.formats.base import ForeignIndex, FormatError, UpperLevel
+from lgp.formats.base import ForeignIndex, FormatError
 from lgp.formats.diskann import read_diskann, write_diskann
 from lgp.formats.export import to_cagra, to_faiss_hnsw, to_hnswlib, to_pyterrier_adaptive
 from lgp.formats.faiss_hnsw import read_faiss, write_faiss
 from lgp.formats.hnswlib import read_hnswlib, write_hnswlib
 from lgp.formats.usearch import read_usearch, write_usearch
+from lgp.hnsw import UpperLevel
 
 __all__ = [
     "ForeignIndex",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lgp.distance import Metric
 from lgp.graph import Graph
+from lgp.hnsw import UpperLevel
 
 Ints = NDArray[np.integer[Any]]
 Bytes = NDArray[np.uint8]
@@ -48,20 +49,6 @@ def require(ok: bool, path: Path, name: str, value: object, bound: str) -> None:
     """`fail` unless ok."""
     if not ok:
         fail(path, name, value, bound)
-
-
-@dataclass(frozen=True, eq=False)
-class UpperLevel:
-    """One HNSW layer above the base.
-
-    Attributes:
-        nodes: int64 [n], the nodes that reach this layer, rising.
-        rows: int32 [n, M], their neighbors (internal numbers) there, padded with -1 at the end;
-            every one of them is in `nodes`.
-    """
-
-    nodes: Tensor
-    rows: Tensor
 
 
 @dataclass(frozen=True, eq=False)

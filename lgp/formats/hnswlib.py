@@ -28,7 +28,6 @@ from lgp.formats.base import (
     Bytes,
     ForeignIndex,
     Ints,
-    UpperLevel,
     check_count,
     check_levels,
     fail,
@@ -38,6 +37,7 @@ from lgp.formats.base import (
     resolve_metric,
 )
 from lgp.formats.lists import clean_rows, edited_rows, patch_lists, upper_level
+from lgp.hnsw import UpperLevel
 
 HEADER = struct.Struct("<QQQQQQiIQQQdQ")
 SPACES = ("l2", "ip", "cosine")

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgp.formats.base import Bytes, ForeignIndex, Ints, UpperLevel, fail
+from lgp.formats.base import Bytes, ForeignIndex, Ints, fail
 from lgp.graph import Graph, validate
+from lgp.hnsw import UpperLevel
 
 BLOCK_VALUES = 1 << 21
 """Index matrices are int64: made for a whole file at once they would outgrow it eightfold."""

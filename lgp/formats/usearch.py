@@ -29,7 +29,6 @@ from lgp.formats.base import (
     Bytes,
     ForeignIndex,
     Ints,
-    UpperLevel,
     check_count,
     check_levels,
     fail,
@@ -39,6 +38,7 @@ from lgp.formats.base import (
     resolve_metric,
 )
 from lgp.formats.lists import clean_rows, edited_rows, gather_bytes, patch_lists, upper_level
+from lgp.hnsw import UpperLevel
 
 MAGIC = b"usearch"
 HEAD = struct.Struct("<7s3H4B3QB")

@@ -9,6 +9,8 @@ without the GIL; rows are independent, so the thread count cannot change a bit.
 from lgp.kernels.backend import usable, use_backend
 from lgp.kernels.build import CompiledBuilder
 from lgp.kernels.greedy import search, visited_by
+from lgp.kernels.hnsw import search_hnsw, select_neighbors, visited_by_hnsw
+from lgp.kernels.hnsw_build import CompiledInserter
 from lgp.kernels.place import edges_back, place
 from lgp.kernels.prune import robust_prune
 from lgp.kernels.shortlist import shortlist
@@ -17,15 +19,19 @@ from lgp.kernels.walk import best_seen, walk
 
 __all__ = [
     "CompiledBuilder",
+    "CompiledInserter",
     "best_seen",
     "edges_back",
     "finish_tile",
     "place",
     "robust_prune",
     "search",
+    "search_hnsw",
+    "select_neighbors",
     "shortlist",
     "usable",
     "use_backend",
     "visited_by",
+    "visited_by_hnsw",
     "walk",
 ]

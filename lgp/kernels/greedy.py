@@ -74,8 +74,8 @@ def greedy(  # type: ignore[no-untyped-def]
         stamp[entry] = mark
     frontier[0] = key_of(gap, np.int64(entry) << 1)
     size, at, n_evicted, visits, n_dist = 1, 0, 0, 0, 1
-    # Until the frontier is full nothing finite is too far.
-    bound = frontier[0] if width == 1 else key_of(FAR, 0)
+    # Until the frontier is full nothing finite is too far (and a seen node is infinitely far).
+    bound = frontier[0] if width == 1 else key_of(FAR, 0) - 1
     limit = key_gap(bound)
     while at < size:
         key = frontier[at]
