@@ -22,7 +22,7 @@ from lgp.distance import GIB
 from lgp.embed import Kind
 from lgp.graph import Graph, describe
 from lgp.refine.log import EditLog
-from lgp.report import graph_lines, print_report, read_queries, write_report
+from lgp.report import graph_lines, print_report, write_report
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
 from lgp.selectors import mean_encoder
 from lgp.stages import Stages
@@ -101,8 +101,7 @@ def run(config: Config, run_dir: Path) -> None:
     write_aside(run_dir / "queries.jsonl", lines)
     write_aside(run_dir / "summary.json", json.dumps(summary, indent=1))
     main = c.refine.selector.value if c.refine.controls else None
-    write_report(run_dir, main)
-    print_report(read_queries(run_dir), Console(), main)
+    print_report(write_report(run_dir, main), Console(), main)
     print("\n".join(graph_lines(run_dir)))
 
 

@@ -69,15 +69,19 @@ def print_report(
             console.print(f"- {line}", markup=False, highlight=False)
 
 
-def write_report(run_dir: Path | str, main: str | None = None, metric: str = "ndcg_at_10") -> None:
-    """Write `metrics.csv`, `report.md` and `<metric>.png` into a run folder.
+def write_report(
+    run_dir: Path | str, main: str | None = None, metric: str = "ndcg_at_10"
+) -> Results:
+    """Write `metrics.csv`, `report.md` and `<metric>.png` into a run folder; returns what it read.
 
     The figure shows the greedy ranking; a reranked one is drawn in `<metric>_rerank.png`.
 
     Raises:
         FileNotFoundError, ValueError: as `read_queries` and `comparison_table`.
     """
-    _write_report(read_queries(run_dir), Path(run_dir), main, metric)
+    results = read_queries(run_dir)
+    _write_report(results, Path(run_dir), main, metric)
+    return results
 
 
 def graph_lines(run_dir: Path) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ class Collection:
     queries: list[int]
     query_vectors: Tensor
     n_left_out: int
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """The row of each document id."""
+        return {name: row for row, name in enumerate(self.dataset.doc_ids)}
 
     @property
     def query_ids(self) -> list[str]:
@@ -117,7 +123,7 @@ def evaluate_graph(
     for block, distances in query_blocks(points, queries, memory_bytes):
         numbers = range(*block.indices(len(queries)))
         log = walk(graph, distances, list(widths), max(budgets, default=0))
-        excluded = _excluded(collection, log, numbers)
+        excluded = _excluded(collection, log, numbers) if collect else None
         arrival = _arrivals(collection, log, numbers)
         counts = torch.stack(
             [
@@ -133,7 +139,7 @@ def evaluate_graph(
             if collect
             else [max(n, s.value) for n, s in zip(lengths, settings, strict=True)]
         )
-        nodes, _ = best_seen(log, counts, max(kept), excluded if collect else None)
+        nodes, _ = best_seen(log, counts, max(kept), excluded)
         for at, (setting, length) in enumerate(zip(settings, lengths, strict=True)):
             room = min(kept[at], setting.value) if setting.mode == "width" else kept[at]
             lists[setting] += [
@@ -196,7 +202,7 @@ def _excluded(collection: Collection, log: Walk, numbers: range) -> Tensor | Non
     dataset = collection.dataset
     if not dataset.excluded:
         return None
-    row_of = {name: row for row, name in enumerate(dataset.doc_ids)}
+    row_of = collection.row_of
     nodes = log.nodes.cpu().numpy()
     mask = np.zeros(nodes.shape, bool)
     for at, query in enumerate(numbers):
@@ -213,7 +219,7 @@ def _excluded(collection: Collection, log: Walk, numbers: range) -> Tensor | Non
 def _arrivals(collection: Collection, log: Walk, numbers: range) -> list[np.ndarray]:
     """Per query: when each relevant document was seen (distances before it), or never (huge)."""
     dataset = collection.dataset
-    row_of = {name: row for row, name in enumerate(dataset.doc_ids)}
+    row_of = collection.row_of
     nodes = log.nodes.cpu().numpy()
     out = []
     for at, query in enumerate(numbers):

@@ -178,6 +178,24 @@ def _new_edges(anchors, neighbors, gaps, protected):  # type: ignore[no-untyped-
 
 
 @jit
+def append_if_room(node, keys, neighbors, gaps):  # type: ignore[no-untyped-def]
+    """Append edges back, keys of (distance, source), to a row if all of them fit.
+
+    Returns:
+        (entries the row held before, whether they were appended).
+    """
+    held = 0
+    while held < neighbors.shape[1] and neighbors[node, held] >= 0:
+        held += 1
+    if held + len(keys) > neighbors.shape[1]:
+        return held, False
+    for i in range(len(keys)):
+        neighbors[node, held + i] = keys[i] & 0xFFFFFFFF
+        gaps[node, held + i] = key_gap(keys[i])
+    return held, True
+
+
+@jit
 def _insert_range(  # type: ignore[no-untyped-def]
     lo, hi, targets, keys, shields, starts, neighbors, gaps, clean, points, alpha
 ):
@@ -187,14 +205,8 @@ def _insert_range(  # type: ignore[no-untyped-def]
     for g in range(lo, hi):
         first, last = starts[g], starts[g + 1]
         node = targets[first]
-        held = 0
-        while held < degree and neighbors[node, held] >= 0:
-            held += 1
-        if held + last - first <= degree:
-            for i in range(first, last):
-                neighbors[node, held] = keys[i] & 0xFFFFFFFF
-                gaps[node, held] = key_gap(keys[i])
-                held += 1
+        held, fitted = append_if_room(node, keys[first:last], neighbors, gaps)
+        if fitted:
             continue
         # Bit 0: pruned together before; bit 1: protected. Ids are shifted by two.
         pool = np.empty(held + last - first, np.int64)

@@ -19,6 +19,7 @@ from lgp.kernels.backend import (
     point_arrays,
     run_ranges,
 )
+from lgp.kernels.build import append_if_room
 from lgp.kernels.greedy import greedy, insert_key, regions
 from lgp.kernels.hnsw import _descend, _select
 
@@ -77,14 +78,8 @@ def _link_range(  # type: ignore[no-untyped-def]
     for g in range(lo, hi):
         first, last = starts[g], starts[g + 1]
         node = targets[first]
-        held = 0
-        while held < bound and neighbors[node, held] >= 0:
-            held += 1
-        if held + last - first <= bound:
-            for i in range(first, last):
-                neighbors[node, held] = keys[i] & 0xFFFFFFFF
-                gaps[node, held] = key_gap(keys[i])
-                held += 1
+        held, fitted = append_if_room(node, keys[first:last], neighbors, gaps)
+        if fitted:
             continue
         pool = np.empty(held + last - first + 1, np.int64)
         size = 0
