@@ -132,20 +132,30 @@ def list_splits(folder: Path) -> list[str]:
 
 
 def read_qrels(folder: Path, split: str) -> dict[str, dict[str, int]]:
-    """Read `qrels/<split>.tsv`: {query id: {document id: grade}}, in file order.
-
-    Columns are query-id, corpus-id, score, parted by tabs; the header line may be missing.
+    """Read `qrels/<split>.tsv` as `read_judgments` does.
 
     Raises:
-        DataError: no such split (those present are listed), a line without three columns, a grade
-            that is not an integer, one pair with two grades, or no judgment at all.
+        DataError: no such split (those present are listed), or a malformed file.
     """
     splits = list_splits(folder)
     if split not in splits:
         raise DataError(
             f"{folder / 'qrels'} has no split {split!r}; splits there: {some(splits) or 'none'}"
         )
-    path = folder / "qrels" / f"{split}.tsv"
+    return read_judgments(folder / "qrels" / f"{split}.tsv")
+
+
+def read_judgments(path: Path) -> dict[str, dict[str, int]]:
+    """Read a file of judgments: {query id: {document id: grade}}, in file order.
+
+    Columns are query-id, corpus-id, score, parted by tabs; the header line may be missing.
+
+    Raises:
+        DataError: no such file, a line without three columns, a grade that is not an integer, one
+            pair with two grades, or no judgment at all.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} is not a file; give query-id<TAB>corpus-id<TAB>score lines")
     qrels: dict[str, dict[str, int]] = {}
     for number, line in read_lines(path):
         fields = [field.strip() for field in line.split("\t")]

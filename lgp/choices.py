@@ -39,6 +39,13 @@ class Pooling(Enum):
     last = "last"
 
 
+class IndexKind(Enum):
+    """A flat graph as DiskANN builds it, or a hierarchy whose base layer is refined."""
+
+    vamana = "vamana"
+    hnsw = "hnsw"
+
+
 class MetricName(Enum):
     cosine = "cosine"
     l2 = "l2"
@@ -85,6 +92,10 @@ class VictimRule(Enum):
 
 
 class LlmMode(Enum):
+    """How a language model selects (DESIGN section 5); the first two share the listwise prompt."""
+
+    generate = "generate"
+    constrained = "constrained"
     likelihood = "likelihood"
 
 
@@ -96,8 +107,13 @@ class Exclude(Enum):
 
 
 class RerankKind(Enum):
+    """Who reorders what was found: a stronger encoder, or a language model by a listwise prompt
+    (§C.2) or by query likelihood."""
+
     none = "none"
     encoder = "encoder"
+    listwise = "listwise"
+    likelihood = "likelihood"
 
 
 class TrackingMode(Enum):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SUBCOMMANDS = ("report",)
+SUBCOMMANDS = ("report", "refine-index")
 
 
 def config_dir() -> str:
@@ -33,6 +33,23 @@ def to_config(cfg: Any) -> Any:
     return OmegaConf.to_object(cfg)
 
 
+def compose(words: list[str]) -> Any:
+    """The checked configuration that `lgp WORDS...` would run.
+
+    Raises:
+        ValueError: an unknown key, a value of the wrong type or out of bounds.
+    """
+    import hydra
+    from hydra.errors import HydraException
+
+    register()
+    try:
+        with hydra.initialize_config_dir(config_dir(), version_base="1.3"):
+            return to_config(hydra.compose("config", words))
+    except HydraException as error:
+        raise ValueError(f"{error}{_cause(error)}") from error
+
+
 def _job(cfg: Any) -> None:
     from hydra.core.hydra_config import HydraConfig
 
@@ -50,10 +67,14 @@ def _job(cfg: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand or the Hydra application; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in SUBCOMMANDS:
+    if words and words[0] == "report":
         from lgp import report
 
         return report.main(words[1:])
+    if words and words[0] == "refine-index":
+        from lgp import refine_index
+
+        return refine_index.main(words[1:], compose)
     if words and not words[0].startswith("-") and "=" not in words[0]:
         print(
             f"lgp: {words[0]!r} is neither KEY=VALUE nor a subcommand; subcommands: "

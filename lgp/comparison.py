@@ -28,7 +28,8 @@ class Row:
     """One graph at one point of search effort.
 
     `mean`, `reach`, `exact` are fractions; `reach` is NaN and `exact` None where unknown. `n_dist`
-    is the mean number of distances per query. `base` and `comparison` are None for vanilla itself.
+    is the mean number of distances per query, `n_dist_above` the part of it on the upper layers of
+    an HNSW. `base` and `comparison` are None for vanilla itself.
     """
 
     mode: str
@@ -40,6 +41,7 @@ class Row:
     reach: float
     exact: float | None
     comparison: Comparison | None
+    n_dist_above: float = 0.0
 
     @property
     def share_of_exact(self) -> float | None:
@@ -102,6 +104,7 @@ def comparison_table(
             reach=_mean(results, "reach", label, ranking, mode, value),
             exact=None if np.isnan(exact) else exact,
             comparison=None if base is None else next(compared),
+            n_dist_above=_mean(results, "n_dist_above", label, ranking, mode, value),
         )
         for mode, value, label, base in wanted
     ]

@@ -16,6 +16,7 @@ from lgp.choices import (
     EmbedderKind,
     EmptyDocuments,
     Exclude,
+    IndexKind,
     LlmMode,
     MetricName,
     NodeOrder,
@@ -28,15 +29,9 @@ from lgp.choices import (
     VictimRule,
     When,
 )
-
-
-class ConfigError(ValueError):
-    """A setting that cannot work, told before any work starts."""
-
-
-def _at_least(key: str, value: float, bound: float, way_out: str) -> None:
-    if value < bound:
-        raise ConfigError(f"{key}={value} is below {bound}; {way_out}")
+from lgp.config_llm import ConfigError as ConfigError
+from lgp.config_llm import LlmConfig, PromptConfig
+from lgp.config_llm import at_least as _at_least
 
 
 @dataclass
@@ -93,9 +88,11 @@ class EmbedderConfig:
 
 @dataclass
 class IndexConfig:
-    max_degree: int = 16  # R (§5)
-    construction_width: int = 125  # L at build (§5)
-    alpha: float = 1.2  # prune slack, acts on D of `metric` (§5)
+    kind: IndexKind = IndexKind.vamana
+    max_degree: int = 16  # vamana: R (§5)
+    connectivity: int = 16  # hnsw: M (§5); rows hold 2M on the base layer, M above
+    construction_width: int = 125  # L at build (§5); hnsw: ef, 200 there
+    alpha: float = 1.2  # vamana: prune slack, acts on D of `metric` (§5); hnsw has slack 1
     metric: MetricName = MetricName.cosine
     batch_size: int = 0  # nodes a snapshot; 0 = 2 % of N up to 4096, 1 = the paper's order
     seeds: list[int] = field(default_factory=lambda: [0])  # one graph each
@@ -106,11 +103,25 @@ class IndexConfig:
     def __post_init__(self) -> None:
         _at_least("index.max_degree", self.max_degree, 1, "raise it")
         _at_least("index.alpha", self.alpha, 1, "raise it")
+        _at_least("index.connectivity", self.connectivity, 2, "levels are drawn by 1 / ln M")
         _at_least("index.batch_size", self.batch_size, 0, "0 chooses it")
-        if self.construction_width < self.max_degree:
+        layered = self.kind is IndexKind.hnsw
+        for key in ("max_degree", "alpha") if layered else ("connectivity",):
+            if getattr(self, key) != type(self).__dataclass_fields__[key].default:
+                raise ConfigError(
+                    f"index.{key}={getattr(self, key)} with index.kind={self.kind.value}: it is "
+                    f"not read there; drop it or choose index={'diskann' if layered else 'hnsw'}"
+                )
+        if layered and self.connect:
             raise ConfigError(
-                f"index.construction_width={self.construction_width} is below index.max_degree="
-                f"{self.max_degree}; raise index.construction_width"
+                "index.connect=true with index.kind=hnsw: upper layers lead to more than the base "
+                "layer's edges do; set index.connect=false"
+            )
+        least = "connectivity" if layered else "max_degree"
+        if self.construction_width < getattr(self, least):
+            raise ConfigError(
+                f"index.construction_width={self.construction_width} is below index.{least}="
+                f"{getattr(self, least)}; raise index.construction_width"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"index.seeds={self.seeds} must name different seeds, at least one")
@@ -126,6 +137,7 @@ class RefineConfig:
     min_coverage_gain: int | None = None  # g_min, nodes; null = min(12, ceil(0.75 R)) (§B.4)
     shortlist: ShortlistRule = ShortlistRule.balanced
     victim: VictimRule = VictimRule.lexicographic
+    keep_degree: bool = True  # hnsw: rows keep their degree (§E.1); false fills free slots first
     node_budget: float = 1.0  # beta, share of nodes that see the selector (§5)
     node_order: NodeOrder = NodeOrder.random
     batch_size: int = 0  # post only: anchors a snapshot, 0 = the whole graph
@@ -172,36 +184,6 @@ class RefineConfig:
 
 
 @dataclass
-class LlmConfig:
-    model: str = "smollm2"  # hub name, folder, or the embedded "smollm2"
-    revision: str | None = None
-    mode: LlmMode = LlmMode.likelihood
-    dtype: str = "float32"  # or bfloat16
-    anchor_tokens: int = 256  # likelihood: the anchor's text is cut to this
-    document_tokens: int = 128  # a candidate's text is cut to this
-    batch_tokens: int = 4096  # padded tokens a forward pass
-    min_score: float | None = None  # likelihood: picks below it are dropped
-
-    def __post_init__(self) -> None:
-        for key in ("anchor_tokens", "document_tokens", "batch_tokens"):
-            _at_least(f"llm.{key}", getattr(self, key), 1, "raise it")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"llm.dtype={self.dtype} is not one of float32, bfloat16")
-
-
-@dataclass
-class PromptConfig:
-    name: str = "likelihood"
-    prefix: str = "{anchor}\n\n"  # what stands before a candidate in likelihood mode
-
-    def __post_init__(self) -> None:
-        if self.prefix.count("{anchor}") != 1:
-            raise ConfigError(
-                f"prompt.prefix={self.prefix!r} must hold {{anchor}} exactly once; add it"
-            )
-
-
-@dataclass
 class SearchConfig:
     widths: list[int] = field(default_factory=lambda: [10, 20, 50, 100, 200])  # §5
     budgets: list[int] = field(default_factory=lambda: [100, 200, 300, 500, 800, 1600, 3200])
@@ -231,12 +213,26 @@ class SearchConfig:
 class RerankConfig:
     kind: RerankKind = RerankKind.none
     depth: int | None = None  # null: the whole list by width, the top 20 by budget (§5, §B.6)
-    model: str = "minilm"  # encoder: model name or folder
-    max_tokens: int = 128
+    model: str | None = None  # null: encoder "minilm", listwise and likelihood llm.model
+    revision: str | None = None  # of a model other than llm.model
+    max_tokens: int = 128  # encoder: texts are cut to this
+    document_tokens: int = 128  # listwise, likelihood: a document is cut to this
+    query_tokens: int = 512  # listwise, likelihood: a query is cut to this
+    window: int = 20  # listwise: documents a prompt (§5)
+    step: int = 10  # listwise: by how much windows move up where a list is longer
+    repair: bool = True  # listwise: documents an answer lacks follow; false: the window is kept
 
     def __post_init__(self) -> None:
         if self.depth is not None:
             _at_least("rerank.depth", self.depth, 1, "leave it null for the paper's depths")
+        for key in ("max_tokens", "document_tokens", "query_tokens", "step"):
+            _at_least(f"rerank.{key}", getattr(self, key), 1, "raise it")
+        _at_least("rerank.window", self.window, 2, "one document needs no order")
+        if self.step > self.window:
+            raise ConfigError(
+                f"rerank.step={self.step} is above rerank.window={self.window}: documents between "
+                "windows would be skipped; lower rerank.step"
+            )
 
 
 @dataclass
@@ -266,13 +262,39 @@ class Config:
     threads: int = 0  # CPU threads; 0 = torch's choice
 
     def __post_init__(self) -> None:
-        gain = self.refine.min_coverage_gain
-        if gain is not None and not 0 <= gain <= self.index.max_degree:
+        layered, gain = self.index.kind is IndexKind.hnsw, self.refine.min_coverage_gain
+        bound, name = self.index.max_degree, "index.max_degree"
+        if layered:
+            bound, name = 2 * self.index.connectivity, "2 * index.connectivity"
+        if gain is not None and not 0 <= gain <= bound:
             raise ConfigError(
-                f"refine.min_coverage_gain={gain} is outside 0..index.max_degree="
-                f"{self.index.max_degree}: no candidate could pass; lower it"
+                f"refine.min_coverage_gain={gain} is outside 0..{name}={bound}: no candidate "
+                "could pass; lower it"
+            )
+        if layered and self.refine.when is When.build:
+            raise ConfigError(
+                "refine.when=build with index.kind=hnsw: an HNSW is refined when it is finished; "
+                "set refine.when=post"
+            )
+        if SelectorKind.llm in (self.refine.selector, *self.refine.controls):
+            self._check_llm()
+        if self.rerank.kind is RerankKind.listwise and not (
+            self.prompt.ranking_system and self.prompt.ranking_user
+        ):
+            raise ConfigError(
+                f"prompt={self.prompt.name} has no ranking templates, which rerank=listwise "
+                "needs; choose prompt=general or prompt=paper"
             )
         _at_least("threads", self.threads, 0, "0 leaves the choice to torch")
+
+    def _check_llm(self) -> None:
+        if self.llm.mode is not LlmMode.likelihood and not (
+            self.prompt.selection_system and self.prompt.selection_user
+        ):
+            raise ConfigError(
+                f"prompt={self.prompt.name} has no selection templates, which llm.mode="
+                f"{self.llm.mode.value} needs; choose prompt=general or prompt=paper"
+            )
 
 
 def to_plain(value: Any) -> Any:

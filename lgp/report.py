@@ -9,9 +9,10 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -97,7 +98,9 @@ def graph_lines(run_dir: Path) -> list[str]:
     ]
     for graph in summary["graphs"]:
         text = (
-            f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: mean degree "
+            f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: "
+            + (f"base of {graph['n_layers']} layers, " if "n_layers" in graph else "")
+            + "mean degree "
             f"{graph['degree_mean']:.2f} ({graph['degree_min']} to {graph['degree_max']}), largest "
             f"in-degree {graph['in_degree_max']}, {graph['n_unreachable']} nodes unreachable"
         )
@@ -115,11 +118,24 @@ def graph_lines(run_dir: Path) -> list[str]:
             if account["tokens"] or account["replayed"]:
                 text += (
                     f"; {account['asked']} prompts asked, {account['replayed']} replayed, "
-                    f"{account['tokens']} tokens, {account['seconds']:.0f} s, "
-                    f"{account['none']} none, {account['unreadable']} unreadable"
+                    f"{account['tokens']} tokens, {account['seconds']:.0f} s; "
+                    f"{answer_shares(account)}"
                 )
         lines.append(text + ".")
     return lines
+
+
+def answer_shares(account: Mapping[str, Any]) -> str:
+    """Chosen, none and unreadable answers, and what was cut to length, in counts and shares."""
+    counts = {name: account[name] for name in ("chosen", "none", "unreadable")}
+    total = max(1, sum(counts.values()))
+    text = ", ".join(f"{n} {name} ({100 * n / total:.1f} %)" for name, n in counts.items())
+    if shown := account.get("shown_documents", 0):  # listwise prompts only
+        text += (
+            f"; {account['output_tokens']} tokens written; {account['cut_documents']} of {shown} "
+            f"documents shown were cut, by {account['cut_tokens']} tokens"
+        )
+    return text
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -196,16 +212,19 @@ def _grids(rows: Sequence[Row], metric: str, ranking: str, main: str | None) -> 
 
 def _vanilla_grid(title: str, rows: Sequence[Row], metric: str) -> Grid:
     own = [r for r in rows if r.base in (None, "vanilla")]
+    layered = any(r.n_dist_above > 0 for r in own)  # distances above are a part of "dist"
     return Grid(
         title=title,
         columns=(
-            *(own[0].mode, "graph", "dist", METRIC_NAMES[metric], "diff", "95 % interval"),
-            *("gain", "p", "reach", "of exact"),
+            *(own[0].mode, "graph", "dist", *(["above"] if layered else [])),
+            *(METRIC_NAMES[metric], "diff", "95 % interval", "gain", "p", "reach", "of exact"),
         ),
-        optional=("of exact", "reach", "dist", "gain", "p", "95 % interval"),
+        optional=("of exact", "reach", "above", "dist", "gain", "p", "95 % interval"),
         body=tuple(
             (
-                *(str(r.value), r.label, f"{r.n_dist:.0f}", _percent(r.mean), *_difference(r)),
+                *(str(r.value), r.label, f"{r.n_dist:.0f}"),
+                *([f"{r.n_dist_above:.0f}"] if layered else []),
+                *(_percent(r.mean), *_difference(r)),
                 *(_percent(r.reach), _percent(r.share_of_exact, " %")),
             )
             for r in own

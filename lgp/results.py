@@ -28,7 +28,9 @@ MODES = ("width", "budget", "exact")
 METRICS = (*MEASURES, "reach")
 
 _SETTING_KEYS = ("graph", "selector", "seed", "ranking", "mode", "value")
-_COUNT_KEYS = ("n_dist", "n_returned")
+_COUNT_KEYS = ("n_dist", "n_returned", "n_dist_above")
+# What lines written before these keys existed mean.
+_FILLED_IN = {"n_dist_above": 0}
 _KEYS = (*_SETTING_KEYS, "query_id", *_COUNT_KEYS, *METRICS)
 # Parsing many lines as one JSON array costs half of parsing them one by one.
 _CHUNK_LINES = 20_000
@@ -55,8 +57,9 @@ class Setting:
 class Results:
     """One run folder, dense.
 
-    `columns`: `n_dist`, `n_returned`, `reach` and the measures (fractions), each float64
-    [n_settings, n_queries]; NaN where there is no line, and in `reach` where it was null.
+    `columns`: `n_dist`, `n_returned`, `n_dist_above` (the part of `n_dist` on upper layers, 0 for
+    flat graphs), `reach` and the measures (fractions), each float64 [n_settings, n_queries]; NaN
+    where there is no line, and in `reach` where it was null.
     `dropped_lines`: 1 if the last line was cut short, else 0.
     """
 
@@ -193,7 +196,7 @@ def _parse(
     """Turn lines into codes [n, 2] of (setting, query) and numbers [n, counts + metrics]."""
     try:
         records = json.loads(b"[" + b",".join(lines) + b"]")
-        fields = list(map(itemgetter(*_KEYS), records))
+        fields = list(map(itemgetter(*_KEYS), [_FILLED_IN | record for record in records]))
         numbers = np.array([f[7:] for f in fields], dtype=np.float64)
     except (ValueError, TypeError, KeyError):
         raise _first_fault(lines, first) from None
@@ -232,6 +235,7 @@ def _first_fault(lines: Sequence[bytes], first: int) -> ValueError:
             return ValueError(f"line {number} is not JSON ({error}); remove it or run again")
         if not isinstance(record, dict):
             return ValueError(f"line {number} is not a JSON object; remove it or run again")
+        record = _FILLED_IN | record
         missing = [key for key in _KEYS if key not in record]
         if missing:
             return ValueError(f"line {number} lacks {missing}; a line needs the keys {list(_KEYS)}")

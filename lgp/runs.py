@@ -1,6 +1,6 @@
 """From graphs to per-query metric lines: search, expansion to documents, reranking, scoring.
 
-In: a collection, its vectors and one graph. Out: one record per (setting, query) as
+In: a collection, its vectors and one index. Out: one record per (setting, query) as
 `lgp.results` reads them. Averages are taken elsewhere.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from lgp.data import Dataset
 from lgp.distance import Points, exact_knn
 from lgp.evaluate import MEASURES, evaluate, judged_queries
-from lgp.graph import Graph
-from lgp.search import Walk, best_seen, query_blocks, walk
+from lgp.index import Index, walk_index
+from lgp.search import Walk, best_seen, query_blocks
 
 Rerank = Callable[[int, list[int]], list[int]]
 """(query number, document rows best first) -> the same rows reordered."""
@@ -98,7 +98,7 @@ class Setting:
 def evaluate_graph(
     collection: Collection,
     points: Points,
-    graph: Graph,
+    graph: Index,
     label: dict[str, Any],
     widths: Sequence[int],
     budgets: Sequence[int],
@@ -110,6 +110,10 @@ def evaluate_graph(
 ) -> Iterator[dict[str, Any]]:
     """Search one graph at every width and budget and score each query.
 
+    Distances spent above the base layer of an HNSW count: `n_dist` is everything, and a budget
+    bounds everything (but the descent is always finished, and the base layer gets at least one).
+    Lists and `reach` are of nodes seen on the base layer.
+
     Args:
         label: the fields `graph`, `selector`, `seed` of every record.
         k: documents a greedy list holds. depth: documents reranked; None = the whole list of a
@@ -118,20 +122,24 @@ def evaluate_graph(
     settings = [Setting("width", w) for w in widths] + [Setting("budget", b) for b in budgets]
     lists: dict[Setting, list[list[int]]] = {s: [] for s in settings}
     spent: dict[Setting, list[int]] = {s: [] for s in settings}
+    spent_above: list[int] = []
     seen_share: dict[Setting, list[float]] = {s: [] for s in settings}
     queries = collection.query_vectors.to(points.device)
     for block, distances in query_blocks(points, queries, memory_bytes):
         numbers = range(*block.indices(len(queries)))
-        log = walk(graph, distances, list(widths), max(budgets, default=0))
+        log, above = walk_index(graph, distances, widths, max(budgets, default=0))
+        spent_above += above.tolist()
         excluded = _excluded(collection, log, numbers) if collect else None
         arrival = _arrivals(collection, log, numbers)
         counts = torch.stack(
             [
-                log.stops[:, at] if s.mode == "width" else log.n_seen.clamp_max(s.value)
+                log.stops[:, at]
+                if s.mode == "width"
+                else log.n_seen.minimum((s.value - above).clamp_min(1))
                 for at, s in enumerate(settings)
             ],
             1,
-        )  # [Q, S]
+        )  # [Q, S], on the base layer
         lengths = [_list_length(s, k, depth, rerank is not None) for s in settings]
         # Filtered afterwards, a width's list is what is left of its whole frontier.
         kept = (
@@ -146,14 +154,14 @@ def evaluate_graph(
                 _documents(collection, row, q, length)
                 for q, row in zip(numbers, nodes[:, at, :room].tolist(), strict=True)
             ]
-            spent[setting] += counts[:, at].tolist()
+            spent[setting] += (counts[:, at] + above).tolist()
             seen_share[setting] += [
                 float((a < n).mean()) for a, n in zip(arrival, counts[:, at].tolist(), strict=True)
             ]
     for setting in settings:
         yield from _records(
-            collection, label, setting, lists[setting], spent[setting], seen_share[setting], k,
-            rerank,
+            collection, label, setting, lists[setting], spent[setting], spent_above,
+            seen_share[setting], k, rerank,
         )  # fmt: skip
 
 
@@ -173,8 +181,9 @@ def evaluate_exact(
     label = {"graph": "exact", "selector": "none", "seed": -1}
     spent = [points.n] * len(lists)
     yield from _records(
-        collection, label, Setting("exact", 0), lists, spent, [None] * len(lists), k, rerank
-    )
+        collection, label, Setting("exact", 0), lists, spent, [0] * len(lists),
+        [None] * len(lists), k, rerank,
+    )  # fmt: skip
 
 
 def _list_length(setting: Setting, k: int, depth: int | None, reranked: bool) -> int:
@@ -239,6 +248,7 @@ def _records(
     setting: Setting,
     lists: list[list[int]],
     spent: list[int],
+    spent_above: list[int],
     seen_share: Sequence[float | None],
     k: int,
     rerank: Rerank | None,
@@ -262,6 +272,7 @@ def _records(
                 "value": setting.value,
                 "query_id": name,
                 "n_dist": int(spent[q]),
+                "n_dist_above": int(spent_above[q]),
                 "n_returned": len(found[q]),
                 "reach": seen_share[q],
                 **{measure: scores[name][measure] for measure in MEASURES},

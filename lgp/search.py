@@ -104,7 +104,11 @@ class Walk:
 
 
 def walk(
-    graph: Graph, distances: QueryDistances, widths: Sequence[int] = (), budget: int = 0
+    graph: Graph,
+    distances: QueryDistances,
+    widths: Sequence[int] = (),
+    budget: int = 0,
+    starts: Tensor | None = None,
 ) -> Walk:
     """Walk until every width has stopped and `budget` distances are spent, or all is seen.
 
@@ -112,8 +116,9 @@ def walk(
         widths: search widths L >= 1; `stops` has a column for each.
         budget: distances to spend at least (the row that crosses it is finished: the reader
             cuts it); 0 = only widths decide.
+        starts: node each query starts from, int64 [Q]; None = the entry node.
     Raises:
-        ValueError: a width or the budget below 1, or neither given.
+        ValueError: a width or the budget below 1, or neither given; not one start per query.
     """
     if budget < 0 or (not widths and budget < 1):
         raise ValueError(
@@ -121,13 +126,21 @@ def walk(
         )
     if widths and min(widths) < 1:
         raise ValueError(f"search width {min(widths)} is below 1; raise search.widths")
+    device = graph.neighbors.device
+    if starts is None:
+        starts = torch.full((distances.n_queries,), graph.entry_node, device=device)
+    elif starts.shape != (distances.n_queries,):
+        raise ValueError(
+            f"starts have shape {tuple(starts.shape)} for {distances.n_queries} queries; "
+            "give one node per query"
+        )
     if kernels.usable(graph.neighbors):
-        return Walk(*kernels.walk(graph.neighbors, graph.entry_node, distances, widths, budget))
-    return _walk_torch(graph, distances, widths, budget)
+        return Walk(*kernels.walk(graph.neighbors, starts, distances, widths, budget))
+    return _walk_torch(graph, starts, distances, widths, budget)
 
 
 def _walk_torch(
-    graph: Graph, distances: QueryDistances, widths: Sequence[int], budget: int
+    graph: Graph, starts: Tensor, distances: QueryDistances, widths: Sequence[int], budget: int
 ) -> Walk:
     device = graph.neighbors.device
     n_queries, degree = distances.n_queries, graph.max_degree
@@ -135,11 +148,11 @@ def _walk_torch(
     wanted = torch.tensor(list(widths), dtype=torch.int64, device=device)
     capacity = 2 + STEPS_PER_CHECK * degree
     keys = torch.full((n_queries, capacity), KEY_MAX, device=device)  # [Q, T]
-    entry = torch.full((n_queries, 1), graph.entry_node, device=device)
-    keys[:, :1] = order_key(distances.at(entry), entry)
+    first = starts.unsqueeze(1)
+    keys[:, :1] = order_key(distances.at(first), first)
     open_keys = keys.clone()  # unvisited nodes only
     seen = torch.zeros(n_queries, graph.n, dtype=torch.bool, device=device)
-    seen[:, graph.entry_node] = True
+    seen[each, starts] = True
     n_seen = torch.ones(n_queries, dtype=torch.int64, device=device)
     stops = torch.full((n_queries, len(widths)), -1, dtype=torch.int64, device=device)
     visited_steps: list[Tensor] = []

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from lgp.answers import AnswerLog
-from lgp.choices import Pooling, SelectorKind
-from lgp.config import Config
+from lgp.choices import LlmMode, Pooling, SelectorKind
+from lgp.config import Config, to_plain
 from lgp.embed import HfEncoder, Kind, embed_hf
+from lgp.generate import LocalEngine
 from lgp.llm import load_language_model, model_source
+from lgp.refine.listwise import Listwise, ListwiseSettings
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.log import EditLog
 from lgp.refine.select import (
@@ -31,6 +33,7 @@ from lgp.refine.select import (
     first,
     nearest,
 )
+from lgp.replies import is_answered
 from lgp.store import digest_of, file_digest
 
 
@@ -45,8 +48,9 @@ def selector_inputs(kind: SelectorKind, config: Config, texts_digest: str) -> di
             "weight": refine.redundancy_weight,
         }  # fmt: skip
     if kind is SelectorKind.llm:
-        settings = likelihood_settings(config).__dict__
         source = model_source(config.llm.model, config.llm.revision)
+        likelihood = config.llm.mode is LlmMode.likelihood
+        settings = likelihood_settings(config).__dict__ if likelihood else _listwise_inputs(config)
         return {
             "texts": texts_digest, "model": source, "dtype": config.llm.dtype, "mode": settings,
         }  # fmt: skip
@@ -71,6 +75,22 @@ def likelihood_settings(config: Config) -> LikelihoodSettings:
     )  # fmt: skip
 
 
+def listwise_settings(config: Config) -> ListwiseSettings:
+    llm = config.llm
+    return ListwiseSettings(llm.mode, llm.anchor_tokens, llm.document_tokens, llm.shuffle)
+
+
+def _listwise_inputs(config: Config) -> dict[str, Any]:
+    llm, prompt = config.llm, config.prompt
+    how = {"new_tokens": llm.new_tokens} if llm.mode is LlmMode.generate else {}
+    return {
+        "listwise": to_plain(listwise_settings(config)),
+        "batch_tokens": llm.batch_tokens,
+        "system": prompt.selection_system, "user": prompt.selection_user,
+        "documents": prompt.documents, "uses": prompt.uses,
+    } | how  # fmt: skip
+
+
 def make_selector(
     kind: SelectorKind,
     config: Config,
@@ -90,8 +110,13 @@ def make_selector(
     if kind is SelectorKind.encoder:
         return Encoder(encoder_vectors(), refine.redundancy_weight)
     if kind is SelectorKind.llm:
-        lm = load_language_model(llm.model, llm.revision, llm.dtype, device)
-        return Likelihood(lm, texts, likelihood_settings(config), AnswerLog(answers), progress)
+        lm = load_language_model(llm.model, llm.revision, llm.dtype, device, llm.device_map)
+        log = AnswerLog(answers)
+        if llm.mode is LlmMode.likelihood:
+            return Likelihood(lm, texts, likelihood_settings(config), log, progress)
+        engine = LocalEngine(lm, llm.batch_tokens, llm.new_tokens, is_answered, "answer line")
+        settings = listwise_settings(config)
+        return Listwise(engine, texts, config.prompt, settings, log, progress)
     if kind is SelectorKind.recorded:
         assert refine.log is not None
         return Recorded.from_log(EditLog.load(Path(refine.log)), len(texts))

@@ -7,24 +7,38 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lgp.choices import DatasetKind, EmbedderKind, SelectorKind, When
+from lgp.choices import DatasetKind, EmbedderKind, IndexKind, SelectorKind, When
 from lgp.config import Config, ConfigError, to_plain
 from lgp.data import Dataset, load_beir, load_pydocs, load_toy
 from lgp.distance import GIB, Metric, Points, duplicate_classes
-from lgp.embed import HfEncoder, Kind, embed_hf, embed_precomputed, embed_wordllama, source_digest
-from lgp.graph import Graph, changed_neighborhoods, describe, load_graph, reachable, save_graph
+from lgp.embed import HfEncoder, Kind, embed_precomputed
+from lgp.embeddings import stored_vectors
+from lgp.graph import Graph, changed_neighborhoods, reachable
+from lgp.hnsw import Hnsw
+from lgp.hnsw_build import HnswSettings
+from lgp.index import (
+    Index,
+    Settings,
+    base_layer,
+    build_index,
+    describe_index,
+    load_index,
+    save_index,
+    settings_key,
+)
 from lgp.points import make_points
 from lgp.refine.connect import connect
+from lgp.refine.hnsw import refine_hnsw
+from lgp.refine.listwise import Listwise
 from lgp.refine.llm_select import Likelihood
 from lgp.refine.log import EditLog, Edits
 from lgp.refine.post import refine_post
@@ -37,8 +51,10 @@ from lgp.vectors import check_vectors
 
 log = logging.getLogger(__name__)
 
+Compute = Callable[[Path], Mapping[str, Any]]
+
 # Raise a version when the stage's code changes its results.
-STAGE_VERSION = {"vectors": 1, "graph": 1, "refined": 1}
+STAGE_VERSION = {"graph": 1, "refined": 1, "hnsw": 1, "hnsw_refined": 1}
 
 
 @dataclass
@@ -81,32 +97,8 @@ class Stages:
         )
 
     def embed(self, texts: list[str], kind: Kind, encoder: HfEncoder | None) -> Tensor:
-        """Unit vectors of texts through the stage store; each distinct text is embedded once.
-
-        Args:
-            encoder: None = the static wordllama vectors.
-        """
-        distinct = list(dict.fromkeys(texts))
-        source = "wordllama" if encoder is None else encoder.model
-        revision = None if encoder is None else encoder.revision
-        inputs = {
-            "texts": texts_digest(distinct),
-            "kind": kind.value,
-            "encoder": "wordllama" if encoder is None else to_plain(asdict(encoder)),
-            "weights": source_digest(source, revision),
-        }
-
-        def compute(folder: Path) -> None:
-            if encoder is None:
-                vectors = embed_wordllama(distinct)
-            else:
-                vectors = embed_hf(distinct, kind, encoder, self.device)
-            save_file({"vectors": torch.from_numpy(vectors)}, folder / "vectors.safetensors")
-
-        stage = self.store.get("vectors", STAGE_VERSION["vectors"], inputs, compute)
-        vectors = load_file(stage / "vectors.safetensors")["vectors"]
-        row = {text: at for at, text in enumerate(distinct)}
-        return vectors[[row[text] for text in texts]]
+        """Unit vectors of texts through the stage store, as `stored_vectors`."""
+        return stored_vectors(self.store, texts, kind, encoder, self.device)
 
     def _vectors(self, kind: Kind) -> Tensor:
         c = self.config.embedder
@@ -144,7 +136,7 @@ class Stages:
         vectors = documents[rows].to(self.device)
         points = make_points(vectors, self.metric, int(c.index.table_gib * GIB))
         texts = self.dataset.texts
-        self.vamana.check(points.n)
+        self.settings(c.index.seeds[0]).check(points.n)
         if c.search.k > points.n:
             raise ValueError(
                 f"search.k={c.search.k} is above the number of nodes {points.n}; lower search.k"
@@ -169,31 +161,39 @@ class Stages:
 
     # --- graphs -----------------------------------------------------------------------------
 
-    @property
-    def vamana(self) -> VamanaSettings:
+    def settings(self, seed: int) -> Settings:
+        """How the graph of a seed is built."""
         c = self.config.index
-        return VamanaSettings(c.max_degree, c.construction_width, c.alpha, c.batch_size)
+        if c.kind is IndexKind.hnsw:
+            return HnswSettings(c.connectivity, c.construction_width, seed, c.batch_size)
+        return VamanaSettings(c.max_degree, c.construction_width, c.alpha, c.batch_size, seed)
 
     def _graph_inputs(self, seed: int) -> dict[str, Any]:
-        settings = asdict(self.vamana) | {"seed": seed, "metric": self.metric.value}
-        joined = {"connect": self.config.index.connect}
-        return {"vectors": self.vectors_digest, "index": settings | joined}
+        c = self.config.index
+        more = {"metric": self.metric.value, "connect": c.connect}
+        return {"vectors": self.vectors_digest, "index": settings_key(self.settings(seed)) | more}
 
-    def vanilla(self, seed: int) -> Graph:
+    def _stored(
+        self, seed: int, name: str, inputs: Mapping[str, Any], compute: Compute
+    ) -> tuple[Index, Path]:
+        stage = self.store.get(name, STAGE_VERSION[name], inputs, compute)
+        index = load_index(stage / "graph.safetensors", self.settings(seed))
+        return index.to(self.device), stage
+
+    def vanilla(self, seed: int) -> Index:
         """The unrefined graph of a seed."""
-        settings = VamanaSettings(**(asdict(self.vamana) | {"seed": seed}))
 
         def compute(folder: Path) -> Mapping[str, Any]:
-            graph = build_vamana(self.points, settings, progress=True)
-            if self.config.index.connect:
+            graph = build_index(self.points, self.settings(seed))
+            if self.config.index.connect and isinstance(graph, Graph):
                 graph, _ = connect(graph, self.points)
-            save_graph(graph, folder / "graph.safetensors")
-            return describe(graph)
+            save_index(graph, folder / "graph.safetensors")
+            return describe_index(graph)
 
-        stage = self.store.get("graph", STAGE_VERSION["graph"], self._graph_inputs(seed), compute)
-        return load_graph(stage / "graph.safetensors").to(self.device)
+        name = "hnsw" if self.config.index.kind is IndexKind.hnsw else "graph"
+        return self._stored(seed, name, self._graph_inputs(seed), compute)[0]
 
-    def refined(self, kind: SelectorKind, seed: int, matched: EditLog | None) -> tuple[Graph, Path]:
+    def refined(self, kind: SelectorKind, seed: int, matched: EditLog | None) -> tuple[Index, Path]:
         """The graph refined with a selector, and its stage folder.
 
         Args:
@@ -203,7 +203,7 @@ class Stages:
         base = self.vanilla(seed)
         step = StepSettings(
             c.edit_budget, c.shortlist_size, c.context_size, c.min_coverage_gain, c.shortlist,
-            c.victim, self.config.index.alpha,
+            c.victim, base_layer(base).alpha,
         )  # fmt: skip
         inputs = self._graph_inputs(seed) | {
             "step": to_plain(asdict(step)),
@@ -215,22 +215,25 @@ class Stages:
             "answers": selector_inputs(kind, self.config, texts_digest(self.node_texts)),
         }
 
+        if isinstance(base, Hnsw) and not c.keep_degree:
+            inputs["keep_degree"] = False
+
         def compute(folder: Path) -> Mapping[str, Any]:
             return self._refine(folder, kind, seed, base, step, matched)
 
-        stage = self.store.get("refined", STAGE_VERSION["refined"], inputs, compute)
-        return load_graph(stage / "graph.safetensors").to(self.device), stage
+        name = "hnsw_refined" if isinstance(base, Hnsw) else "refined"
+        return self._stored(seed, name, inputs, compute)
 
     def _refine(
         self,
         folder: Path,
         kind: SelectorKind,
         seed: int,
-        base: Graph,
+        vanilla: Index,
         step: StepSettings,
         matched: EditLog | None,
     ) -> Mapping[str, Any]:
-        c = self.config.refine
+        c, base = self.config.refine, base_layer(vanilla)
         quota = None
         if matched is None:
             eligible = chosen_nodes(base.n, c.node_budget, c.seed)
@@ -243,32 +246,25 @@ class Stages:
             lambda: self.embed(self.node_texts, Kind.DOCUMENT, encoder).to(self.device),
             self.store.root / "answers", self.device,
         )  # fmt: skip
-        refiner = Refiner(self.points, selector, step, eligible, quota)
+        fixed = isinstance(vanilla, Hnsw) and c.keep_degree
+        refiner = Refiner(self.points, selector, step, eligible, quota, fixed_degree=fixed)
         log.info("refine: %s on %d of %d nodes", kind.value, int(eligible.sum()), base.n)
-        if c.when is When.build:
-            settings = VamanaSettings(**(asdict(self.vamana) | {"seed": seed}))
-            graph = build_vamana(self.points, settings, refiner, progress=True)
-            edits = refiner.all_edits()
-        else:
-            width = self.config.index.construction_width
-            graph, edits = refine_post(
-                base, self.points, refiner, width, c.batch_size, progress=True
-            )
-        if self.config.index.connect:
-            graph, joined = connect(graph, self.points)
-            edits = Edits.join([edits, joined])
+        index, edits = self._edited(vanilla, seed, refiner)
+        graph = base_layer(index)
         decisions = refiner.all_decisions()
         header = {
             "when": c.when.value, "selector": kind.value, "seed": seed,
             "base_sha256": base.digest(), "result_sha256": graph.digest(),
         }  # fmt: skip
         EditLog(edits, decisions, header).save(folder / "edits.safetensors")
-        save_graph(graph, folder / "graph.safetensors")
+        if isinstance(selector, Listwise):
+            selector.save_queries(folder / "latent_queries.jsonl")
+        save_index(index, folder / "graph.safetensors")
         own = edits.own()
         kept = graph.neighbors[edits.node[own].long().to(graph.neighbors.device)]
         alive = (kept == edits.added[own].to(kept.device).unsqueeze(1)).any(1)
         wanted = int(quota.sum()) if quota is not None else None
-        return describe(graph) | {
+        return describe_index(index) | {
             "n_eligible": int(eligible.sum()),
             "n_edits": int(own.sum()),
             "n_edits_surviving": int(alive.sum()),
@@ -277,6 +273,24 @@ class Stages:
             "changed_neighborhoods": changed_neighborhoods(base, graph),
             "account": asdict(refiner.account),
             "answers_sha256": selector.answers.digest(selector.keys_used)
-            if isinstance(selector, Likelihood)
+            if isinstance(selector, Likelihood | Listwise)
             else None,
         }
+
+    def _edited(self, vanilla: Index, seed: int, refiner: Refiner) -> tuple[Index, Edits]:
+        """The refined index and its edits; in a build the vanilla one is built anew."""
+        c, settings = self.config.refine, self.settings(seed)
+        width = settings.construction_width
+        if isinstance(vanilla, Hnsw):
+            return refine_hnsw(vanilla, self.points, refiner, width, c.batch_size, progress=True)
+        if c.when is When.build and isinstance(settings, VamanaSettings):
+            graph = build_vamana(self.points, settings, refiner, progress=True)
+            edits = refiner.all_edits()
+        else:
+            graph, edits = refine_post(
+                vanilla, self.points, refiner, width, c.batch_size, progress=True
+            )
+        if self.config.index.connect:
+            graph, joined = connect(graph, self.points)
+            edits = Edits.join([edits, joined])
+        return graph, edits

@@ -53,12 +53,12 @@ def refuse_rows(bad: Sequence[bool] | npt.NDArray[np.bool_], what: str, problem:
         raise ValueError(f"{rows.size} {what} (numbers {shown}) {problem}")
 
 
-def embed_precomputed(path: Path, n: int) -> Vectors:
+def embed_precomputed(path: Path, n: int | None = None) -> Vectors:
     """Read vectors made elsewhere: float32 [n, D], checked but not normalised.
 
     Args:
         path: .npy of two dimensions, or .safetensors with one tensor or one named "vectors".
-        n: number of rows expected, one for each text.
+        n: number of rows expected, one for each text; None = any.
     Raises:
         ValueError: another suffix, a damaged file, no single tensor, or another number of rows.
     """
@@ -76,7 +76,7 @@ def embed_precomputed(path: Path, n: int) -> Vectors:
     except Exception as error:
         raise ValueError(f"{path} cannot be read as vectors: {error}") from error
     vectors = check_vectors(array, str(path), normalise=False)
-    if len(vectors) != n:
+    if n is not None and len(vectors) != n:
         raise ValueError(
             f"{path} has {len(vectors)} rows but there are {n} texts; it needs one row for each "
             "document, in corpus order (empty documents too, unless empty=drop)"

@@ -88,6 +88,24 @@ def test_graph_script_on_a_tiny_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_hnsw_script_on_a_tiny_set(tmp_path: Path) -> None:
+    pytest.importorskip("hnswlib")
+    out = tmp_path / "hnsw.json"
+    size = ["--datasets", "synthetic", "--nodes", "400", "--seeds", "0", "--out", str(out)]
+    printed = run([sys.executable, str(BENCH / "hnsw.py"), *size])
+    found = load(out)["datasets"]["synthetic"]
+    for order in ("corpus", "permuted"):
+        assert abs(found[f"worst_difference_{order}"]) < 0.02  # 0.0004 at 800 nodes
+        [one] = found[order]
+        assert one["equal_rows_of_hnswlib"]["batch 1"] > 0.99
+        theirs = one["indexes"]["hnswlib"]
+        assert theirs["recall_at_10"] == pytest.approx(
+            theirs["recall_of_its_file_in_lgp"], abs=1e-3
+        )
+        assert f"| {order} | lgp, hnswlib's levels |" in printed
+
+
+@pytest.mark.slow
 def test_scale_script_on_two_sizes(tmp_path: Path) -> None:
     sizes = ["--sizes", "500,1000", "--dim", "16", "--threads", "1", "--out", str(tmp_path)]
     run([sys.executable, str(BENCH / "scale.py"), *sizes])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lgp.choices import IndexKind, SelectorKind, When
 from lgp.cli import config_dir, main, register, to_config
 from lgp.config import Config, ConfigError
 
@@ -49,6 +50,21 @@ def test_defaults_are_the_papers() -> None:
     assert config.search.budgets == [100, 200, 300, 500, 800, 1600, 3200]
 
 
+def test_hnsw_brings_its_widths_and_is_refined_when_finished() -> None:
+    config = to_config(compose("index=hnsw"))
+    assert (config.index.kind, config.index.connectivity) == (IndexKind.hnsw, 16)
+    assert config.index.construction_width == 200
+    assert config.search.widths == [10, 12, 14, 16, 18, 20, 50]  # §5
+    assert config.search.budgets == [100, 200, 300, 500, 800, 1600, 3200]
+    assert config.refine.when is When.post
+    # Given words win over what the index brings, an experiment's, too.
+    own = to_config(compose("index=hnsw", "search.widths=[11]", "refine=uniform"))
+    assert (own.search.widths, own.refine.selector) == ([11], SelectorKind.uniform)
+    demo = to_config(compose("experiment=demo", "index=hnsw"))
+    assert demo.index.kind is IndexKind.hnsw and demo.refine.node_budget == 0.2
+    assert to_config(compose("index=hnsw", "refine.min_coverage_gain=32")).index.max_degree == 16
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
@@ -65,13 +81,22 @@ def test_defaults_are_the_papers() -> None:
         ("index.seeds=[1,1]", ["[1, 1]", "different"]),
         ("prompt.prefix=plain", ["prompt.prefix", "{anchor}"]),
         ("rerank.depth=0", ["rerank.depth=0", "null"]),
+        ("index.kind=hnsw", ["refine.when=build", "index.kind=hnsw", "refine.when=post"]),
+        ("index.connectivity=8", ["index.connectivity=8", "index.kind=vamana", "index=hnsw"]),
+        ("index=hnsw refine.when=build", ["refine.when=build", "refine.when=post"]),
+        ("index=hnsw index.connectivity=1", ["index.connectivity=1", "below 2"]),
+        ("index=hnsw index.construction_width=15", ["15", "index.connectivity=16", "raise"]),
+        ("index=hnsw index.max_degree=8", ["index.max_degree=8", "not read", "index=diskann"]),
+        ("index=hnsw index.alpha=1.1", ["index.alpha=1.1", "not read"]),
+        ("index=hnsw index.connect=true", ["index.connect=true", "index.connect=false"]),
+        ("index=hnsw refine.min_coverage_gain=33", ["33", "2 * index.connectivity=32", "lower"]),
     ],
 )
 def test_impossible_combinations_name_value_bound_and_way_out(
     override: str, parts: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        to_config(compose(override))
+        to_config(compose(*override.split()))
     for part in parts:
         assert part in str(error.value)
 

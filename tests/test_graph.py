@@ -81,7 +81,7 @@ def test_a_flipped_byte_anywhere_is_noticed(tmp_path: Path) -> None:
 
 
 def test_foreign_files_and_other_versions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="absent is not a file; give the path of a graph"):
+    with pytest.raises(ValueError, match="absent is not a file; give the path of an lgp graph"):
         load_graph(tmp_path / "absent")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="text is not a readable lgp graph file"):
@@ -99,7 +99,7 @@ def test_foreign_files_and_other_versions_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=told):
             load_graph(tmp_path / "other")
     save_file({"vectors": torch.zeros(2, 2)}, tmp_path / "vectors")
-    with pytest.raises(ValueError, match="vectors is not a readable lgp graph file"):
+    with pytest.raises(ValueError, match="vectors has format None version None; lgp-graph"):
         load_graph(tmp_path / "vectors")
 
 

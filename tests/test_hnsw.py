@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from reference import BACKENDS, TABLE, Rows, Space, lists, make_case, recall, ta
 
 from lgp.distance import Metric, Points, exact_knn
 from lgp.formats.hnswlib import read_hnswlib
-from lgp.graph import reachable, validate
-from lgp.hnsw import Hnsw, search_hnsw, select_neighbors, visited_by_hnsw
+from lgp.graph import reachable
+from lgp.hnsw import Hnsw, search_hnsw, select_neighbors, visited_by_hnsw, walk_hnsw
 from lgp.hnsw_build import HnswSettings, build_hnsw, draw_levels, insertion_batches
+from lgp.hnsw_file import validate_hnsw
 from lgp.kernels import use_backend
 from lgp.points import make_points
 from lgp.refine.hnsw import refine_hnsw, select_neighbors_reciprocals
 from lgp.refine.log import EditLog, Reason, apply_edits, undo_edits
-from lgp.refine.select import farthest
+from lgp.refine.select import farthest, nearest
 from lgp.refine.step import Refiner, StepSettings
+from lgp.search import QueryDistances, frontier
 
 Layers = list[dict[int, list[int]]]
 
@@ -64,30 +67,33 @@ def heuristic(space: Space, node: int, candidates: Iterable[int], bound: int) ->
 
 
 def build_slowly(
-    space: Space, m: int, width: int, levels: list[int], order: list[int]
+    space: Space, m: int, width: int, levels: list[int], batches: Iterable[range]
 ) -> tuple[Layers, int]:
     layers: Layers = [{} for _ in range(max(levels) + 1)]
-    entry, top = order[0], -1
-    for node in order:
-        start = entry
-        for level in range(top, -1, -1):
-            rows = layers[level]
-            inside = level <= levels[node]
-            best, _, _ = search_layer(
-                rows, start, partial(space.between, node), width if inside else 1
-            )
-            start = best[0][1]
-            if inside:
-                rows[node] = heuristic(space, node, [c for _, c in best], m)
-                bound = m if level else 2 * m
-                for c in rows[node]:
-                    rows[c].append(node)
-                    if len(rows[c]) > bound:
-                        rows[c] = heuristic(space, c, rows[c], bound)
-        if levels[node] > top:
-            for level in range(top + 1, levels[node] + 1):
-                layers[level][node] = []
-            entry, top = node, levels[node]
+    entry, top = 0, -1
+    for batch in batches:
+        chosen: Layers = [{} for _ in layers]
+        for node in batch:
+            start, gap = entry, partial(space.between, node)
+            for level in range(top, -1, -1):
+                inside = level <= levels[node]
+                best, _, _ = search_layer(layers[level], start, gap, width if inside else 1)
+                start = best[0][1]
+                if inside:
+                    best += [(gap(c), c) for c in batch if c < node and levels[c] >= level]
+                    pool = [c for _, c in sorted(best)[:width]]
+                    chosen[level][node] = heuristic(space, node, pool, m)
+        for level, (rows, new) in enumerate(zip(layers, chosen, strict=True)):
+            rows |= {node: list(row) for node, row in new.items()}
+            bound = m if level else 2 * m
+            for c in sorted({c for row in new.values() for c in row}):
+                back = sorted((space.between(c, i), i) for i, row in new.items() if c in row)
+                grown = rows[c] + [i for _, i in back if i not in rows[c]]
+                rows[c] = grown if len(grown) <= bound else heuristic(space, c, grown, bound)
+        if levels[batch[0]] > top:
+            for level in range(top + 1, levels[batch[0]] + 1):
+                layers[level][batch[0]] = []
+            entry, top = batch[0], levels[batch[0]]
     return layers, entry
 
 
@@ -106,10 +112,10 @@ def search_slowly(
 # --- what is compared -------------------------------------------------------------------------
 
 
-def plan(n: int, settings: HnswSettings) -> tuple[list[int], list[int]]:
-    generator = torch.Generator().manual_seed(settings.seed)
-    levels = draw_levels(n, settings.connectivity, generator).tolist()
-    return levels, torch.randperm(n, generator=generator).tolist()
+def plan(n: int, settings: HnswSettings) -> tuple[list[int], list[range]]:
+    levels = draw_levels(n, settings.connectivity, torch.Generator().manual_seed(settings.seed))
+    batches = insertion_batches(levels, settings.batch_size)
+    return levels.tolist(), [range(batch.start, batch.stop) for batch in batches]
 
 
 def layers_of(index: Hnsw) -> Layers:
@@ -129,17 +135,9 @@ def integers(seed: int, n: int, dims: int, high: int) -> np.ndarray:
 
 def check_shape(index: Hnsw, connectivity: int) -> None:
     """Bounds, ids, levels and layers agree."""
-    validate(index.base)
+    validate_hnsw(index)
     assert (index.base.max_degree, index.base.alpha) == (2 * connectivity, 1.0)
-    assert index.base.entry_node == index.entry_node
-    assert int(index.levels[index.entry_node]) == int(index.levels.max()) == len(index.upper)
-    for at, layer in enumerate(index.upper):
-        assert layer.nodes.dtype == torch.int64 and layer.rows.dtype == torch.int32
-        assert layer.nodes.tolist() == (index.levels > at).nonzero().flatten().tolist()
-        assert layer.rows.shape == (len(layer.nodes), connectivity)
-        inside = set(layer.nodes.tolist())
-        for node, row in zip(layer.nodes.tolist(), lists(layer.rows), strict=True):
-            assert set(row) <= inside - {node} and len(set(row)) == len(row)
+    assert all(layer.rows.shape[1] == connectivity for layer in index.upper)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -176,6 +174,35 @@ def test_sequential_build_and_search_equal_the_slow_version(
         assert row == search_slowly(layers, entry, partial(space.between, node), width)[3]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(st.integers(0, 9999), st.integers(1, 60), st.integers(2, 4), st.sampled_from(TABLE))
+def test_one_walk_answers_every_width_and_budget(
+    backend: str, seed: int, n: int, m: int, table_bytes: int
+) -> None:
+    rows, queries = integers(seed, n, 2, 9), integers(seed + 1, 7, 2, 9)
+    points = make_points(torch.from_numpy(rows), Metric.l2, table_bytes)
+    asked = torch.from_numpy(queries)
+    index = build_hnsw(points, HnswSettings(m, 2 * m, seed))
+    distances, widths, budget = QueryDistances(points, queries=asked), [9, 1, 4], 25
+    for given_distances in (distances, distances.with_table()):
+        with use_backend(backend):
+            log, above = walk_hnsw(index, given_distances, widths, budget)
+            by_budget, _ = walk_hnsw(index, given_distances, [], budget)
+            for at, width in enumerate(widths):
+                k = min(width, n)
+                alone, up = search_hnsw(index, points, asked, k, width)
+                nodes, gaps = frontier(log, log.stops[:, at], width)
+                assert torch.equal(nodes[:, :k], alone.nodes)
+                assert torch.equal(gaps[:, :k], alone.distances)
+                assert torch.equal(log.stops[:, at], alone.n_dist) and torch.equal(above, up)
+        # The budget is spent to the last distance, or the base layer's part from there is seen.
+        part = (budget - above).clamp_min(1)
+        for q, start in enumerate(log.nodes[:, 0].tolist()):
+            alive = reachable(replace(index.base, entry_node=start))
+            assert min(int(part[q]), int(alive.sum())) <= int(by_budget.n_seen[q])
+
+
 def test_node_0_is_found_once_in_frontiers_that_are_not_full() -> None:
     """The compiled walk over a table meets node 0 again; degrees and U_i must not show it."""
     knobs = HnswSettings(6, 12, batch_size=1)
@@ -190,18 +217,35 @@ def test_node_0_is_found_once_in_frontiers_that_are_not_full() -> None:
         assert indexes[0] == indexes[1]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("table_bytes", TABLE)
-def test_batches_give_both_backends_the_same_index(table_bytes: int) -> None:
-    points = integer_points(3, 160, 3, 9, table_bytes)
-    knobs = HnswSettings(3, 5, seed=1)
-    batches = list(insertion_batches(torch.zeros(160, dtype=torch.int32), 0))
-    assert max(b.stop - b.start for b in batches) == 3
-    with use_backend("torch"):
-        slow = build_hnsw(points, knobs)
-    fast = build_hnsw(points, knobs)
-    check_shape(fast, 3)
-    assert len(fast.upper) >= 3
-    assert layers_of(slow) == layers_of(fast) and slow.entry_node == fast.entry_node
+def test_batched_build_equals_the_slow_version(backend: str, table_bytes: int) -> None:
+    for seed in range(3):
+        space = Space(integers(seed, 260, 3, 9))
+        points = make_points(torch.from_numpy(space.vectors), Metric.l2, table_bytes)
+        knobs = HnswSettings(3, 5, seed)
+        levels, batches = plan(260, knobs)
+        assert max(len(batch) for batch in batches) == 5
+        layers, entry = build_slowly(space, 3, 5, levels, batches)
+        with use_backend(backend):
+            index = build_hnsw(points, knobs)
+        validate_hnsw(index)
+        assert len(index.upper) >= 3
+        assert layers_of(index) == layers and index.entry_node == entry
+
+
+def test_batches_lose_nothing_where_like_nodes_follow_each_other() -> None:
+    """As passages of a document do in a corpus."""
+    rows = unit_clusters(3100, 16, 60, 7)
+    queries, rows = rows[:100], rows[100:]
+    rows = rows[(rows @ rows[:60].T).argmax(1).argsort(stable=True)]
+    points, truth = make_points(rows), exact_knn(make_points(rows), queries, 10)[1]
+    found = [
+        search_hnsw(build_hnsw(points, HnswSettings(6, 40, batch_size=b)), points, queries, 10, 10)
+        for b in (0, 1)
+    ]
+    batched, alone = (recall(result.nodes, truth) for result, _ in found)
+    assert batched > alone - 0.02  # 0.941 and 0.945; 0.847 where a batch does not see itself
 
 
 def test_thread_count_changes_nothing() -> None:
@@ -247,10 +291,8 @@ def test_backends_agree_on_real_data() -> None:
     assert torch.allclose(above.double().mean(), up.double().mean(), rtol=5e-3)
 
 
-def test_hnswlib_builds_and_searches_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With hnswlib's levels and order all rows but a few are the same."""
+def test_hnswlib_builds_and_searches_the_same(tmp_path: Path) -> None:
+    """With hnswlib's levels all rows but a few (ties) are the same."""
     hnswlib = pytest.importorskip("hnswlib")
     rng = np.random.default_rng(0)
     vectors, queries = (rng.integers(0, 1000, (n, 8)).astype(np.float32) for n in (800, 50))
@@ -260,9 +302,7 @@ def test_hnswlib_builds_and_searches_the_same(
     theirs.save_index(str(tmp_path / "index.bin"))
     read = read_hnswlib(tmp_path / "index.bin", "l2", 8)
     points = make_points(torch.from_numpy(vectors), Metric.l2)
-    monkeypatch.setattr("lgp.hnsw_build.draw_levels", lambda *_: read.levels)
-    monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
-    ours = build_hnsw(points, HnswSettings(6, 30, batch_size=1))
+    ours = build_hnsw(points, HnswSettings(6, 30, batch_size=1), levels=read.levels)
 
     def same(mine: torch.Tensor, other: torch.Tensor) -> float:
         equal = mine.sort(1).values == other.sort(1).values
@@ -381,7 +421,7 @@ def test_refinement_keeps_everything_it_must(batch: int) -> None:
     before = index.base.neighbors.clone()
     step = StepSettings(2, 12, 4, 2)
     eligible = torch.arange(300) % 3 > 0
-    refiner = Refiner(points, farthest, step, eligible, fixed_degree=True)
+    refiner = Refiner(points, nearest, step, eligible, fixed_degree=True)
     after, edits = refine_hnsw(index, points, refiner, 16, batch)
     assert torch.equal(index.base.neighbors, before)  # the input stands
     assert torch.equal(after.levels, kept[0]) and after.entry_node == index.entry_node
@@ -421,9 +461,22 @@ def test_refinement_is_the_same_on_both_backends() -> None:
         with use_backend(backend):
             digests.add(refine_hnsw(index, points, refiner, 8)[0].base.digest())
     assert len(digests) == 1 and index.base.digest() not in digests
-    refiner.fixed_degree = False
-    with pytest.raises(ValueError, match="fixed_degree=True"):
-        refine_hnsw(index, points, refiner, 8)
+
+
+def test_without_fixed_degree_own_edits_fill_free_slots_first() -> None:
+    points = integer_points(5, 90, 3, 7, 0)
+    index = build_hnsw(points, HnswSettings(3, 8))
+    refiner = Refiner(points, farthest, StepSettings(2, 8, 2, 1), torch.ones(90, dtype=torch.bool))
+    after, edits = refine_hnsw(index, points, refiner, 8)
+    own = edits.take(edits.own().nonzero().flatten())
+    room = index.base.degrees()[own.node.long()] < index.base.max_degree
+    first = torch.ones(len(own.node), dtype=torch.bool)
+    first[1:] = own.node[1:] != own.node[:-1]
+    assert int(room.sum()) > 0
+    assert bool((own.reason[first & room] == int(Reason.append)).all())
+    assert bool((own.reason[~room] == int(Reason.replace)).all())
+    assert bool((after.base.degrees() >= index.base.degrees()).all())
+    assert int(after.base.degrees().max()) <= index.base.max_degree
 
 
 def test_levels_fall_off_geometrically() -> None:

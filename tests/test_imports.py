@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = [
-    "choices", "config", "store", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "data",
-    "distance", "packaged", "embed", "graph", "kernels", "points", "search", "prune", "vamana",
-    "hnsw", "hnsw_build",
-    "answers",
-    "llm", "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison",
-    "figures",
+    "choices", "templates", "config_llm", "config", "store", "vectors", "beir", "toy",
+    "pydocs_walk", "pydocs", "data",
+    "distance", "packaged", "embed", "embeddings", "graph", "kernels", "points", "search",
+    "prune", "vamana",
+    "hnsw", "hnsw_build", "hnsw_file", "index",
+    "prompts", "replies", "answers", "llm", "packed", "ask", "prefill", "generate",
+    "refine", "formats", "selectors", "evaluate", "results", "stats", "foreign",
+    "foreign_job", "refine_index", "comparison", "cost", "figures",
     "report", "runs", "stages", "pipeline", "track", "api", "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"

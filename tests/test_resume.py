@@ -18,12 +18,19 @@ from lgp.refine.log import EditLog
 KILLS = 5
 
 
-def command(folder: Path, lm: Path) -> list[str]:
+MODES = {
+    "likelihood": ["llm.batch_tokens=512"],
+    "generate": ["prompt=general", "llm.new_tokens=6", "llm.batch_tokens=2200"],
+    "constrained": ["prompt=general", "llm.batch_tokens=2200"],
+}
+
+
+def command(folder: Path, lm: Path, mode: str) -> list[str]:
     return [
         sys.executable, "-m", "lgp.cli", "refine=llm", f"llm.model={lm}", "refine.when=build",
-        "llm.anchor_tokens=16", "llm.document_tokens=8", "llm.batch_tokens=512",
+        f"llm.mode={mode}", "llm.anchor_tokens=16", "llm.document_tokens=8",
         "refine.shortlist_size=6", "refine.node_budget=0.5", "search.widths=[10]",
-        "search.budgets=[]",
+        "search.budgets=[]", *MODES[mode],
         f"run_dir={folder / 'run'}", f"store_dir={folder / 'store'}",
     ]  # fmt: skip
 
@@ -45,17 +52,18 @@ def result(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_sigkill_loses_nothing(tmp_path: Path, tiny_lm: Path) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_sigkill_loses_nothing(tmp_path: Path, tiny_lm: Path, mode: str) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     for folder in (calm, rough):
         folder.mkdir()
-    subprocess.run(command(calm, tiny_lm), check=True, capture_output=True)
+    subprocess.run(command(calm, tiny_lm, mode), check=True, capture_output=True)
     total = len(logged_keys(calm))
     draw = random.Random(7)
     stops = sorted(draw.sample(range(1, total - 1), KILLS))
     for stop in stops:
         process = subprocess.Popen(
-            command(rough, tiny_lm), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command(rough, tiny_lm, mode), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         while len(logged_keys(rough)) < stop:
             assert process.poll() is None, "the run ended before it could be killed"
@@ -63,7 +71,7 @@ def test_sigkill_loses_nothing(tmp_path: Path, tiny_lm: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert 0 < len(logged_keys(rough)) < total
-    subprocess.run(command(rough, tiny_lm), check=True, capture_output=True)
+    subprocess.run(command(rough, tiny_lm, mode), check=True, capture_output=True)
     keys = logged_keys(rough)
     assert len(set(keys)) == len(keys) == total  # no logged prompt was asked again
     assert result(rough) == result(calm)

@@ -11,6 +11,7 @@ import torch
 from lgp.data import Dataset
 from lgp.distance import duplicate_classes
 from lgp.graph import Graph
+from lgp.hnsw import Hnsw, UpperLevel
 from lgp.points import make_points
 from lgp.runs import evaluate_exact, evaluate_graph, make_collection
 
@@ -73,6 +74,31 @@ def test_distances_lists_and_reach_by_hand() -> None:
     one = found["greedy", "budget", 1, "r"]
     assert (one["n_dist"], one["n_returned"], one["reach"], one["ndcg_at_10"]) == (1, 1, 0.0, 0.0)
     assert found["greedy", "budget", 3, "r"]["n_dist"] == 3
+
+
+def test_distances_above_the_base_layer_count_by_hand() -> None:
+    collection, points, path = setup(QRELS)
+    # Nodes 0 (a) and 2 (c) are on layer 1, linked; 0 is the entry.
+    upper = UpperLevel(torch.tensor([0, 2]), torch.tensor([[2], [0]], dtype=torch.int32))
+    index = Hnsw(path, torch.tensor([1, 0, 1, 0], dtype=torch.int32), (upper,), 0)
+    label = {"graph": "vanilla", "selector": "none", "seed": 0}
+    found = {
+        (r["mode"], r["value"], r["query_id"]): r
+        for r in evaluate_graph(collection, points, index, label, [2], [1, 3, 4], 2)
+    }
+
+    def counts(mode: str, value: int, query: str) -> tuple[int, int, int]:
+        r = found[mode, value, query]
+        return r["n_dist"], r["n_dist_above"], r["n_returned"]
+
+    # r (88 degrees): a and c above, down at c. There c; b, d seen; c and d are the best two: 3.
+    assert counts("width", 2, "r") == (2 + 3, 2, 2)
+    # q (1 degree): a and c above, down at a. There a, b, then c seen.
+    assert counts("width", 2, "q") == (2 + 3, 2, 2)
+    # A budget of 4 leaves 2 for the base layer: r sees c and b, whose two documents come too.
+    assert counts("budget", 4, "r") == (4, 2, 2) and found["budget", 4, "r"]["reach"] == 0.0
+    # 3 leaves one; of 1 the descent alone takes 2, and the node it ends at is seen all the same.
+    assert counts("budget", 3, "r") == counts("budget", 1, "r") == (3, 2, 1)
 
 
 def test_excluded_documents_are_walked_but_not_returned() -> None:

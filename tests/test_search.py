@@ -109,6 +109,23 @@ def test_the_same_walk_answers_every_budget(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @MANY
+@given(CASES, st.sampled_from(KINDS), st.integers(0, 9999))
+def test_each_query_may_start_elsewhere(backend: str, case: Case, kind: str, seed: int) -> None:
+    given_distances, distances = ask(case, kind)
+    starts = np.random.default_rng(seed).integers(0, case.space.n, len(distances))
+    with use_backend(backend):
+        log = walk(case.graph(), given_distances, [4, 2], 20, torch.from_numpy(starts))
+    for q, (start, distance) in enumerate(zip(starts.tolist(), distances, strict=True)):
+        for column, width in enumerate((4, 2)):
+            truth = search_by_width(case.rows, start, distance, width)
+            count = int(log.stops[q, column])
+            assert log.nodes[q, :count].tolist() == truth.seen
+        budget = search_by_budget(case.rows, start, distance, 20)
+        assert log.nodes[q, : len(budget.seen)].tolist() == budget.seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@MANY
 @given(CASES, st.integers(1, 12), st.integers(0, 9999))
 def test_excluded_nodes_are_walked_but_never_returned(
     backend: str, case: Case, width: int, seed: int
@@ -242,6 +259,8 @@ def test_settings_that_cannot_be_searched_are_refused() -> None:
     with pytest.raises(ValueError, match=r"queries have shape \(1, 2\), the index holds 1 dim"):
         search_nodes(SIX, LINE, torch.zeros(1, 2), k=2, width=5)
     distances = QueryDistances(LINE, queries=AT_TEN)
+    with pytest.raises(ValueError, match=r"starts have shape \(2,\) for 1 queries; give one node"):
+        walk(SIX, distances, [4], starts=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="search width 0 is below 1; raise"):
         walk(SIX, distances, [4, 0])
     with pytest.raises(ValueError, match=r"budget=0 and widths=.*; give a width >= 1 or a budget"):

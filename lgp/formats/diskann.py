@@ -259,7 +259,7 @@ def write_diskann(index: ForeignIndex, neighbors: Tensor, prefix: Path | str) ->
     size = HEADER.size + 4 * int((degrees + 1).sum())
     old = HEADER.unpack(raw.graph[: HEADER.size].tobytes())
     if prefix.resolve() != raw.prefix.resolve():
-        _copy_companions(raw.prefix, prefix)
+        copy_companions(raw.prefix, prefix)
     with replacing(prefix) as aside, open(aside, "wb") as file:
         file.write(HEADER.pack(size, longest, *old[2:]))
         written = HEADER.size
@@ -272,7 +272,13 @@ def write_diskann(index: ForeignIndex, neighbors: Tensor, prefix: Path | str) ->
         file.write(raw.graph[written:].data)
 
 
-def _copy_companions(source: Path, target: Path) -> None:
+def list_cuts(index: ForeignIndex) -> Ints:
+    """Byte offsets that part the graph file: 0 (the header), then each node's list, [N + 1]."""
+    return np.concatenate([[0], HEADER.size + 4 * index.raw.starts])
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the files that stand beside a graph file, and drop stale ones at the target."""
     for suffix in COMPANIONS:
         have, there = _beside(source, suffix), _beside(target, suffix)
         if have.is_file():

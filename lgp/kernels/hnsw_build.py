@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lgp.distance import Points
 from lgp.kernels.backend import (
+    between,
     jit,
     key_gap,
     key_of,
@@ -60,7 +61,14 @@ def _insert_range(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             for i in range(size):
                 frontier[i] &= ~np.int64(1)  # "visited" there, "clean" here
-            start = (frontier[0] & 0xFFFFFFFF) >> 1
+            start = (frontier[0] & 0xFFFFFFFF) >> 1  # a mate has no row to start from
+            for a in range(b):  # earlier mates of the batch, which the snapshot lacks
+                if levels[a] >= level:
+                    gap = between(node, anchors[a], table, vectors, classes, cosine)
+                    key = key_of(gap, anchors[a] << 1)
+                    if size < width or key < frontier[size - 1]:
+                        insert_key(frontier, size, key)
+                        size = min(size + 1, width)
             n_kept = _select(frontier, size, m, kept, points)
             for j in range(n_kept):
                 out[b, level, j] = (kept[j] & 0xFFFFFFFF) >> 1

@@ -58,7 +58,7 @@ def _heap_pop(heap, size):  # type: ignore[no-untyped-def]
 
 @jit
 def _walk_range(  # type: ignore[no-untyped-def]
-    lo, hi, neighbors, entry, rows, query_table, queries, points, widths, budget,
+    lo, hi, neighbors, starts, rows, query_table, queries, points, widths, budget,
     out_keys, n_seen, stops, out_visited, n_visited
 ):  # fmt: skip
     """Walk queries lo..hi; returns False when a log is too short (the caller lengthens it)."""
@@ -82,7 +82,7 @@ def _walk_range(  # type: ignore[no-untyped-def]
             for i in range(n):
                 near[i] = table[own, i]
         count, size, visits, held, met = 0, 0, 0, 0, 0
-        node = -1  # nothing expanded yet: the entry node is seen first
+        node = -1  # nothing expanded yet: the start is seen first
         while True:
             if count:
                 best = heap[0] if size else EMPTY
@@ -107,7 +107,7 @@ def _walk_range(  # type: ignore[no-untyped-def]
                 out_visited[q, visits] = node
                 visits += 1
             for r in range(degree if node >= 0 else 1):
-                target = neighbors[node, r] if node >= 0 else entry
+                target = neighbors[node, r] if node >= 0 else starts[q]
                 if target < 0:
                     break
                 if tabled:
@@ -138,7 +138,7 @@ def _walk_range(  # type: ignore[no-untyped-def]
 
 
 def walk(
-    neighbors: Tensor, entry: int, distances: QueryDistances, widths: Sequence[int], budget: int
+    neighbors: Tensor, starts: Tensor, distances: QueryDistances, widths: Sequence[int], budget: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The fields of `lgp.search.Walk`."""
     n_queries, n = distances.n_queries, len(neighbors)
@@ -167,7 +167,7 @@ def walk(
         ) -> None:  # fmt: skip
             enough.append(
                 _walk_range(
-                    lo, hi, neighbors.numpy(), entry, rows, query_table, queries,
+                    lo, hi, neighbors.numpy(), starts.numpy(), rows, query_table, queries,
                     point_arrays(distances.points), ascending, budget, keys, n_seen, stops,
                     visited, n_visited,
                 )

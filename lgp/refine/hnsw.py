@@ -68,13 +68,11 @@ def refine_hnsw(
     """Refine the base layer of a finished HNSW; upper layers, levels and entry stay as they are.
 
     Args:
+        refiner: with `fixed_degree` an anchor's own edits keep its degree, as in the paper; else
+            they fill free slots of its row first.
         width: of the hierarchical search whose visited base nodes are U_i.
         batch_size: anchors that share a snapshot; 0 = the whole graph.
-    Raises:
-        ValueError: a refiner whose rows may grow.
     """
-    if not refiner.fixed_degree:
-        raise ValueError("HNSW rows keep their degree; give Refiner(..., fixed_degree=True)")
 
     def visited(graph: Graph, anchors: Tensor) -> Tensor:
         return visited_by_hnsw(index, points, anchors, width, graph)

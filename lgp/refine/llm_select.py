@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from tqdm import tqdm
 
 from lgp.answers import AnswerLog
-from lgp.llm import Continuations, LanguageModel, continuation_logprobs, plan_batches
+from lgp.ask import ask_all
+from lgp.llm import Continuations, LanguageModel, continuation_logprobs
 from lgp.refine.select import Selection, from_scores, selection
 from lgp.refine.shortlist import Shortlist
 from lgp.store import digest_of
@@ -122,30 +122,18 @@ class Likelihood:
         keys = [
             digest_of([self.lm.identity, "likelihood", kind, p.prefix, p.options]) for p in prompts
         ]
-        tokens = asked = 0
-        unanswered = sum(key not in self.answers for key in keys)
-        bar = tqdm(
-            total=unanswered, desc=f"llm {kind}", unit="prompt",
-            disable=not self.progress or not unanswered,
-        )  # fmt: skip
-        with bar:
-            for batch in plan_batches([p.n_tokens for p in prompts], self.settings.batch_tokens):
-                fresh = {keys[i]: i for i in batch if keys[i] not in self.answers}
-                if not fresh:
-                    continue
-                items = [prompts[i] for i in fresh.values()]
-                logprobs = continuation_logprobs(self.lm, items)
-                self.answers.append(
-                    {
-                        key: [sum(option) for option in item]
-                        for key, item in zip(fresh, logprobs, strict=True)
-                    }
-                )
-                tokens += sum(item.n_tokens for item in items)
-                asked += len(items)
-                bar.update(len(items))
+
+        def ask(places: list[int]) -> list[list[float]]:
+            scored = continuation_logprobs(self.lm, [prompts[at] for at in places])
+            return [[sum(option) for option in item] for item in scored]
+
         self.keys_used += keys
-        return [self.answers[key] for key in keys], (tokens, asked, len(prompts) - asked)
+        asked = ask_all(
+            self.answers, keys, [p.n_tokens for p in prompts], self.settings.batch_tokens, ask,
+            f"llm {kind}", self.progress,
+        )  # fmt: skip
+        tokens = sum(prompts[at].n_tokens for at in asked.fresh)
+        return asked.answers, (tokens, len(asked.fresh), asked.replayed)
 
 
 def _groups(items: list[int], size: int) -> list[list[int]]:

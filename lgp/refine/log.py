@@ -7,6 +7,7 @@ byte-exact.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
@@ -126,8 +127,14 @@ class EditLog:
     decisions: Decisions
     header: dict[str, Any]
 
-    def save(self, path: Path) -> None:
-        tensors = {f"edit_{f.name}": getattr(self.edits, f.name) for f in fields(Edits)}
+    def save(self, path: Path, beside: Mapping[str, Tensor] | None = None) -> None:
+        """Write the log.
+
+        Args:
+            beside: further tensors to keep in the same file, by names of their own.
+        """
+        tensors = dict(beside or {})
+        tensors |= {f"edit_{f.name}": getattr(self.edits, f.name) for f in fields(Edits)}
         tensors |= {
             f"decision_{f.name}": getattr(self.decisions, f.name) for f in fields(Decisions)
         }

@@ -27,8 +27,11 @@ class Selection:
     Attributes:
         picks: int32 [A, S], candidate ids, best first, -1 pads.
         status: int32 [A], a `Status`.
-        tokens: model tokens processed. seconds: time spent waiting for the model.
+        tokens: prompt tokens the model read. output_tokens: tokens it wrote.
+        seconds: time spent waiting for the model.
         asked, replayed: prompts sent to the model, prompts answered from the log.
+        shown_documents, cut_documents, cut_tokens: texts in the prompts, how many of them were
+            cut to length, and by how many tokens in all.
     """
 
     picks: Tensor
@@ -37,6 +40,10 @@ class Selection:
     seconds: float = 0.0
     asked: int = 0
     replayed: int = 0
+    output_tokens: int = 0
+    shown_documents: int = 0
+    cut_documents: int = 0
+    cut_tokens: int = 0
 
 
 class Selector(Protocol):

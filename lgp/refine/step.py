@@ -68,6 +68,10 @@ class Account:
     seconds: float = 0.0
     asked: int = 0
     replayed: int = 0
+    output_tokens: int = 0
+    shown_documents: int = 0
+    cut_documents: int = 0
+    cut_tokens: int = 0
 
     def add(self, answer: Selection) -> None:
         self.anchors += len(answer.status)
@@ -75,10 +79,11 @@ class Account:
             count = int((answer.status == int(status)).sum())
             setattr(self, status.name, getattr(self, status.name) + count)
         self.picked += int((answer.picks >= 0).sum())
-        self.tokens += answer.tokens
-        self.seconds += answer.seconds
-        self.asked += answer.asked
-        self.replayed += answer.replayed
+        for cost in (
+            "tokens", "seconds", "asked", "replayed", "output_tokens", "shown_documents",
+            "cut_documents", "cut_tokens",
+        ):  # fmt: skip
+            setattr(self, cost, getattr(self, cost) + getattr(answer, cost))
 
 
 def chosen_nodes(n: int, node_budget: float, seed: int) -> Tensor:

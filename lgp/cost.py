@@ -1,0 +1,151 @@
+"""What a language model costs: account, projection, and when the offline tokens are earned back.
+
+In: the account of a refinement, rows of a comparison. Out: numbers and sentences. No files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lgp.comparison import Row
+from lgp.refine.step import Account
+from lgp.stats import budget_to_reach
+
+DRY_NODES = 8
+"""Nodes a dry run asks about, to measure what one costs."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Currency per million tokens; None where tokens have no price."""
+
+    prompt: float | None = None
+    output: float | None = None
+    currency: str = ""
+
+    def of(self, prompt_tokens: float, output_tokens: float) -> float | None:
+        """What so many tokens cost, None without any price."""
+        if self.prompt is None and self.output is None:
+            return None
+        return (prompt_tokens * (self.prompt or 0) + output_tokens * (self.output or 0)) / 1e6
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What refining `nodes` nodes will cost, scaled up from `measured_on` of them.
+
+    Replayed answers cost nothing and are not known beforehand: an upper bound.
+    """
+
+    nodes: int
+    measured_on: int
+    calls: int
+    prompt_tokens: int
+    output_tokens: int
+    hours: float
+
+    def sentence(self, prices: Prices) -> str:
+        """The projection in words."""
+        if not self.calls:
+            return f"{self.nodes} nodes would be refined, without a language model"
+        tokens = self.prompt_tokens + self.output_tokens
+        price = prices.of(self.prompt_tokens, self.output_tokens)
+        money = "" if price is None else f", {price:.2f} {prices.currency}".rstrip()
+        return (
+            f"{self.nodes} nodes would be asked about: about {self.calls} calls, "
+            f"{self.prompt_tokens:.3g} prompt and {self.output_tokens:.3g} written tokens, "
+            f"{self.hours:.2f} hours at {tokens / max(self.hours * 3600, 1e-9):.0f} tokens/s{money} "
+            f"(measured on {self.measured_on} nodes; answers already logged cost nothing, so this "
+            "is an upper bound)"
+        )
+
+
+def project(account: Account, measured_on: int, nodes: int) -> Projection:
+    """Scale the account of a few nodes up to `nodes`."""
+    scale = nodes / max(1, measured_on)
+    return Projection(
+        nodes, measured_on, round(account.asked * scale), round(account.tokens * scale),
+        round(account.output_tokens * scale), account.seconds * scale / 3600,
+    )  # fmt: skip
+
+
+def cost_sentence(account: Mapping[str, Any], seconds: float | None, prices: Prices) -> str:
+    """Prompts, tokens, speed, waiting and price of one refinement, "" where no model was asked.
+
+    Args:
+        account: the fields of `Account`. seconds: of the whole stage, None where not known.
+    """
+    asked, replayed = account["asked"], account["replayed"]
+    if not (asked or replayed):
+        return ""
+    written, waited = account.get("output_tokens", 0), account["seconds"]
+    text = f"{asked} prompts asked, {replayed} replayed, {account['tokens']} tokens read"
+    text += f" and {written} written, {waited:.0f} s waiting"
+    if asked and waited > 0:
+        text += (
+            f" ({account['anchors'] / waited:.2f} nodes/s, "
+            f"{(account['tokens'] + written) / waited:.0f} tokens/s"
+        )
+        text += f", {100 * min(1, waited / seconds):.0f} % of the stage)" if seconds else ")"
+    price = prices.of(account["tokens"], written)
+    return text if price is None else f"{text}, {price:.2f} {prices.currency}".rstrip()
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """How vanilla would reach a refined graph's quality at one width, and when that costs more.
+
+    Attributes:
+        gain: of the mean, a fraction. width, n_dist: interpolated on vanilla's curve; None where
+            vanilla never gets there.
+        extra_dist: distances a query more than the refined graph spends.
+        queries_rerank: queries after which reranking the wider list has read as many tokens as
+            the refinement; None without a wider list.
+    """
+
+    at: int
+    label: str
+    gain: float
+    width: float | None
+    n_dist: float | None
+    extra_dist: float | None
+    queries_rerank: float | None
+
+
+def break_even(
+    rows: Sequence[Row], label: str, tokens: int, document_tokens: int
+) -> list[BreakEven]:
+    """Set offline tokens against what each query saves.
+
+    Args:
+        rows: of one metric and ranking. label: the refined graph.
+        tokens: the refinement read and wrote. document_tokens: a reranked document costs.
+    Returns:
+        one entry per width that both graphs were searched at; `width` None where the refined
+        graph is no better (gain <= 0: nothing to earn) or vanilla cannot reach it.
+    """
+    vanilla = [r for r in rows if r.mode == "width" and r.label == "vanilla" and r.base is None]
+    vanilla.sort(key=lambda r: r.value)
+    widths, means = [r.value for r in vanilla], [r.mean for r in vanilla]
+    spent = [r.n_dist for r in vanilla]
+    found = []
+    for row in rows:
+        if row.mode != "width" or row.label != label or row.base != "vanilla":
+            continue
+        own = next((r for r in vanilla if r.value == row.value), None)
+        if own is None:
+            continue
+        gain = row.mean - own.mean
+        width = budget_to_reach(widths, means, row.mean) if gain > 0 else None
+        n_dist = budget_to_reach(spent, means, row.mean) if gain > 0 else None
+        wider = None if width is None else width - row.value
+        found.append(
+            BreakEven(
+                row.value, label, gain, width, n_dist,
+                None if n_dist is None else n_dist - row.n_dist,
+                None if not wider else tokens / (wider * document_tokens),
+            )
+        )  # fmt: skip
+    return found
