@@ -99,6 +99,15 @@ class LlmMode(Enum):
     likelihood = "likelihood"
 
 
+class EngineKind(Enum):
+    """Where a language model runs: here, here under transformers' continuous batching, or behind
+    an OpenAI-compatible server."""
+
+    transformers = "transformers"
+    continuous = "continuous"
+    openai = "openai"
+
+
 class Exclude(Enum):
     """How excluded documents leave a result: see `lgp.search.frontier`."""
 

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     from hydra.errors import HydraException
 
     register()
-    sys.argv = ["lgp", *words]
+    sys.argv = ["lgp", *("dry_run=true" if word == "--dry-run" else word for word in words)]
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     from lgp.config import ConfigError
 
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     except HydraException as error:
         print(f"lgp: {error}{_cause(error)}", file=sys.stderr)
         return 2
-    except (ConfigError, ValueError, ModuleNotFoundError) as error:
+    except (ConfigError, ValueError, ModuleNotFoundError, ConnectionError) as error:
         print(f"lgp: {error}", file=sys.stderr)
         return 2
     return 0

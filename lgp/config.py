@@ -258,6 +258,7 @@ class Config:
     name: str = "run"  # of the experiment; names the run folder
     run_dir: str = "runs/run"  # results of this run
     store_dir: str = "lgp-store"  # stages shared by all runs
+    dry_run: bool = False  # estimate calls, tokens and hours of the refinement, measure nothing
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: int = 0  # CPU threads; 0 = torch's choice
 

@@ -5,9 +5,11 @@ No torch and no files here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from lgp.choices import LlmMode
+from lgp.choices import EngineKind, LlmMode
 from lgp.templates import PLACEHOLDERS, check_template
 
 
@@ -23,8 +25,9 @@ def at_least(key: str, value: float, bound: float, way_out: str) -> None:
 
 @dataclass
 class LlmConfig:
-    model: str = "smollm2"  # hub name, folder, or the embedded "smollm2"
+    model: str = "smollm2"  # hub name, folder, or the embedded "smollm2"; openai: the server's name
     revision: str | None = None
+    engine: EngineKind = EngineKind.transformers
     mode: LlmMode = LlmMode.likelihood
     dtype: str = "float32"  # or bfloat16
     device_map: str | None = None  # accelerate's, over several GPUs: "auto"; null = one device
@@ -34,6 +37,17 @@ class LlmConfig:
     min_score: float | None = None  # likelihood: picks below it are dropped
     new_tokens: int = 32  # generate: tokens an answer may have
     shuffle: int | None = None  # generate, constrained: seed of the order shown; null = shortlist's
+    base_url: str | None = None  # this and the next six: openai. Address up to /v1
+    api_key_env: str | None = None  # name of the environment variable with the key; null = no key
+    concurrency: int = 16  # requests at a time
+    timeout_s: float = 120.0  # seconds an answer may take
+    retries: int = 5  # of a request
+    tokenizer: str | None = None  # model that cuts texts by tokens; null = 4 characters a token
+    no_thinking: bool | None = None  # send enable_thinking=false; null = to models named Qwen3...
+
+    prompt_price: float | None = None  # currency per million tokens read; null = not counted
+    output_price: float | None = None  # currency per million tokens written
+    currency: str = ""
 
     def __post_init__(self) -> None:
         for key in ("anchor_tokens", "document_tokens", "batch_tokens", "new_tokens"):
@@ -45,6 +59,49 @@ class LlmConfig:
                 f"llm.min_score={self.min_score} with llm.mode={self.mode.value}: only likelihood "
                 "has such scores; drop it"
             )
+        if self.engine is not EngineKind.transformers and self.mode is not LlmMode.generate:
+            raise ConfigError(
+                f"llm.engine={self.engine.value} with llm.mode={self.mode.value}: it only writes; "
+                "set llm.mode=generate, or llm.engine=transformers"
+            )
+        self._check_server()
+
+    def _check_server(self) -> None:
+        """The knobs of `engine=openai`; a key put in the wrong place is not repeated."""
+        if self.engine is not EngineKind.openai:
+            for key in ("base_url", "api_key_env", "tokenizer", "no_thinking"):
+                if getattr(self, key) is not None:
+                    raise ConfigError(
+                        f"llm.{key} is set with llm.engine={self.engine.value}, which does not "
+                        "read it; drop it, or set llm.engine=openai"
+                    )
+            return
+        address = urlsplit(self.base_url or "")
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigError(
+                "llm.base_url is no http(s) address; set it to the server's, as in "
+                "http://127.0.0.1:8000/v1"
+            )
+        if "@" in address.netloc or address.query:
+            raise ConfigError(
+                "llm.base_url holds more than host and path; put a key into an environment "
+                "variable and its name into llm.api_key_env"
+            )
+        if self.api_key_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise ConfigError(
+                "llm.api_key_env is no name of an environment variable (capitals, digits, _); "
+                "give the variable's name, not the key"
+            )
+        at_least("llm.concurrency", self.concurrency, 1, "raise it")
+        at_least("llm.retries", self.retries, 0, "0 tries once")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"llm.timeout_s={self.timeout_s} is not above 0; raise it")
+
+    def sends_no_thinking(self) -> bool:
+        """Whether a server is told to leave thinking out."""
+        if self.no_thinking is not None:
+            return self.no_thinking
+        return self.model.rpartition("/")[2].startswith("Qwen3")
 
 
 @dataclass

@@ -50,13 +50,13 @@ class Projection:
         """The projection in words."""
         if not self.calls:
             return f"{self.nodes} nodes would be refined, without a language model"
-        tokens = self.prompt_tokens + self.output_tokens
+        rate = (self.prompt_tokens + self.output_tokens) / max(self.hours * 3600, 1e-9)
         price = prices.of(self.prompt_tokens, self.output_tokens)
         money = "" if price is None else f", {price:.2f} {prices.currency}".rstrip()
         return (
             f"{self.nodes} nodes would be asked about: about {self.calls} calls, "
             f"{self.prompt_tokens:.3g} prompt and {self.output_tokens:.3g} written tokens, "
-            f"{self.hours:.2f} hours at {tokens / max(self.hours * 3600, 1e-9):.0f} tokens/s{money} "
+            f"{self.hours:.2f} hours at {rate:.0f} tokens/s{money} "
             f"(measured on {self.measured_on} nodes; answers already logged cost nothing, so this "
             "is an upper bound)"
         )
@@ -115,7 +115,7 @@ class BreakEven:
 
 
 def break_even(
-    rows: Sequence[Row], label: str, tokens: int, document_tokens: int
+    rows: Sequence[Row], label: str, tokens: float, document_tokens: int
 ) -> list[BreakEven]:
     """Set offline tokens against what each query saves.
 
@@ -145,7 +145,7 @@ def break_even(
             BreakEven(
                 row.value, label, gain, width, n_dist,
                 None if n_dist is None else n_dist - row.n_dist,
-                None if not wider else tokens / (wider * document_tokens),
+                tokens / (wider * document_tokens) if wider and wider > 0 else None,
             )
         )  # fmt: skip
     return found

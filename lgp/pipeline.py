@@ -9,6 +9,8 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,33 +18,52 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from lgp.answers import AnswerLog
 from lgp.choices import Exclude, RerankKind, SelectorKind
+from lgp.comparison import comparison_table
 from lgp.config import Config, to_plain
+from lgp.cost import Prices
 from lgp.distance import GIB
 from lgp.embed import Kind
 from lgp.index import Index, describe_index
 from lgp.refine.log import EditLog
-from lgp.report import graph_lines, print_report, write_report
+from lgp.report import print_report, write_report
+from lgp.rerank import LikelihoodRerank, ListwiseRerank, by_encoder, ranking_engine
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
-from lgp.selectors import mean_encoder
+from lgp.selectors import mean_encoder, shared_language_model
 from lgp.stages import Stages
 from lgp.store import facts, write_aside
+from lgp.summary import break_even_lines, graph_lines
 
 
 def reranker(stages: Stages) -> Rerank | None:
-    """Reorder a query's documents by a stronger encoder, ties in greedy order."""
+    """The reranker a configuration names, its model loaded."""
     c = stages.config.rerank
     if c.kind is RerankKind.none:
         return None
-    encoder = mean_encoder(c.model, c.max_tokens)
-    documents = stages.embed(stages.dataset.texts, Kind.DOCUMENT, encoder)
-    queries = stages.embed(stages.dataset.queries, Kind.QUERY, encoder)[stages.collection.queries]
-
-    def rerank(query: int, rows: list[int]) -> list[int]:
-        score = documents[rows] @ queries[query]
-        return [rows[i] for i in score.sort(descending=True, stable=True).indices.tolist()]
-
-    return rerank
+    documents, rows = stages.dataset.texts, stages.collection.queries
+    if c.kind is RerankKind.encoder:
+        encoder = mean_encoder(c.model or "minilm", c.max_tokens)
+        queries = stages.embed(stages.dataset.queries, Kind.QUERY, encoder)[rows]
+        return by_encoder(stages.embed(documents, Kind.DOCUMENT, encoder), queries)
+    llm, prompt = stages.config.llm, stages.config.prompt
+    own = c.model is not None and c.model != llm.model
+    lm = shared_language_model(
+        c.model or llm.model, c.revision if own else llm.revision, llm.dtype, stages.device,
+        llm.device_map,
+    )  # fmt: skip
+    texts = [stages.dataset.queries[row] for row in rows]
+    answers = AnswerLog(stages.store.root / "answers")
+    if c.kind is RerankKind.likelihood:
+        return LikelihoodRerank(
+            lm, texts, documents, prompt.query_prefix, answers, c.document_tokens, c.query_tokens,
+            llm.batch_tokens, progress=True,
+        )  # fmt: skip
+    engine_for = cache(partial(ranking_engine, lm, llm.batch_tokens))
+    return ListwiseRerank(
+        engine_for, texts, documents, prompt, answers, c.window, c.step, c.repair,
+        c.document_tokens, c.query_tokens, progress=True,
+    )  # fmt: skip
 
 
 def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path | None]]:
@@ -61,9 +82,20 @@ def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path | None]
             yield label, graph, beside
 
 
+def prices(config: Config) -> Prices:
+    """What a model's tokens cost, as configured."""
+    return Prices(config.llm.prompt_price, config.llm.output_price, config.llm.currency)
+
+
 def run(config: Config, run_dir: Path) -> None:
-    """Everything: graphs, per-query lines, facts, report, into the run folder."""
+    """Everything: graphs, per-query lines, facts, report, into the run folder.
+
+    With `dry_run` a few nodes are refined instead, and what all of them would cost is printed.
+    """
     c, stages = config, Stages(config)
+    if c.dry_run:
+        print(stages.projection(c.index.seeds[0]).sentence(prices(c)))
+        return
     run_dir.mkdir(parents=True, exist_ok=True)
     write_aside(run_dir / "config.json", json.dumps(to_plain(c), indent=1))
     write_aside(run_dir / "versions.json", json.dumps(versions(stages.device), indent=1))
@@ -96,13 +128,17 @@ def run(config: Config, run_dir: Path) -> None:
         "n_queries_without_relevant": collection.n_left_out,
         "n_short_lists": short,
         "graphs": notes,
+        "prices": asdict(prices(c)),
     }
+    if isinstance(rerank, LikelihoodRerank | ListwiseRerank):
+        summary["rerank"] = {"kind": c.rerank.kind.value} | asdict(rerank.account)
     lines = "".join(json.dumps(r, ensure_ascii=True) + "\n" for r in records)
     write_aside(run_dir / "queries.jsonl", lines)
     write_aside(run_dir / "summary.json", json.dumps(summary, indent=1))
     main = c.refine.selector.value if c.refine.controls else None
-    print_report(write_report(run_dir, main), Console(), main)
-    print("\n".join(graph_lines(run_dir)))
+    results = write_report(run_dir, main)
+    print_report(results, Console(), main)
+    print("\n".join(graph_lines(run_dir) + break_even_lines(run_dir, comparison_table(results))))
 
 
 def copy_aside(source: Path, target: Path) -> None:

@@ -17,8 +17,9 @@ from rich.table import Table
 
 from lgp.choices import SelectorKind
 from lgp.config import Config
+from lgp.cost import DRY_NODES, Prices
 from lgp.foreign import FORMATS, Layout, Quality, read_index
-from lgp.foreign_job import DRY_NODES, Job, Refined, Request, undo
+from lgp.foreign_job import Job, Refined, Request, undo
 from lgp.stats import paired_interval
 from lgp.store import write_aside
 
@@ -148,7 +149,8 @@ def _run(args: argparse.Namespace, compose: Compose, console: Console) -> None:
     _say(console, f"{args.index}: {index.n} nodes ({int(index.deleted.sum())} deleted), at most "
          f"{index.bound} neighbors each, {len(index.upper)} layers above")  # fmt: skip
     if args.dry_run:
-        _say(console, estimate_line(job.estimate()))
+        prices = Prices(config.llm.prompt_price, config.llm.output_price, config.llm.currency)
+        _say(console, job.projection().sentence(prices))
         return
     refined = job.refine(args.pilot)
     if args.pilot is None:
@@ -177,20 +179,6 @@ def facts_line(facts: dict[str, Any]) -> str:
         f"changed, mean degree {facts['mean_degree_before']:.1f} -> "
         f"{facts['mean_degree_after']:.1f}, {facts['became_unreachable']} nodes became "
         f"unreachable on the base layer; {facts['seconds']:.0f} s{cost}"
-    )
-
-
-def estimate_line(found: dict[str, Any]) -> str:
-    """What a full run would cost, in a sentence."""
-    if not found["calls"]:
-        return (
-            f"{found['nodes_asked']} nodes would be refined; this selector asks no language model"
-        )
-    return (
-        f"{found['nodes_asked']} of {found['nodes']} nodes would be asked about: about "
-        f"{found['calls']} calls, {found['tokens']:.3g} tokens, {found['hours']:.2f} hours at "
-        f"{found['tokens_per_second']:.0f} tokens/s (measured on {found['measured_on']} nodes; "
-        "answers already logged cost nothing, so this is an upper bound)"
     )
 
 

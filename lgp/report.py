@@ -6,13 +6,11 @@ means. `lgp report` is `main`.
 """
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -25,6 +23,7 @@ from lgp.figures import METRIC_NAMES, RANKING_NAMES, caption, draw_figure
 from lgp.results import METRICS, QUERIES_FILE, Results, read_queries, write_metrics_csv
 from lgp.stats import holm
 from lgp.store import write_aside
+from lgp.summary import break_even_lines, graph_lines
 
 __all__ = [
     "comparison_table",
@@ -85,59 +84,6 @@ def write_report(
     return results
 
 
-def graph_lines(run_dir: Path) -> list[str]:
-    """What a reader must know of the graphs beside their scores; none without a summary.json."""
-    path = run_dir / "summary.json"
-    if not path.is_file():
-        return []
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    lines = [
-        f"{summary['dataset']}: {summary['n_documents']} documents in {summary['n_nodes']} nodes, "
-        f"{summary['n_queries']} queries ({summary['n_queries_without_relevant']} more without "
-        f"relevant documents left out), {summary['n_short_lists']} short lists."
-    ]
-    for graph in summary["graphs"]:
-        text = (
-            f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: "
-            + (f"base of {graph['n_layers']} layers, " if "n_layers" in graph else "")
-            + "mean degree "
-            f"{graph['degree_mean']:.2f} ({graph['degree_min']} to {graph['degree_max']}), largest "
-            f"in-degree {graph['in_degree_max']}, {graph['n_unreachable']} nodes unreachable"
-        )
-        if graph["graph"] == "refined":
-            account = graph["account"]
-            wanted = graph["n_edits_wanted"]
-            text += (
-                f" ({graph['n_became_unreachable']} of them by the refinement); "
-                f"{graph['n_eligible']} of {graph['n_nodes']} nodes seen by the selector "
-                f"(beta {graph['n_eligible'] / graph['n_nodes']:.2f}), {graph['n_edits']} edits"
-                + (f" of {wanted} to match" if wanted is not None else "")
-                + f", {graph['n_edits_surviving']} of them in the final graph, "
-                f"{100 * graph['changed_neighborhoods']:.1f} % of neighborhoods changed"
-            )
-            if account["tokens"] or account["replayed"]:
-                text += (
-                    f"; {account['asked']} prompts asked, {account['replayed']} replayed, "
-                    f"{account['tokens']} tokens, {account['seconds']:.0f} s; "
-                    f"{answer_shares(account)}"
-                )
-        lines.append(text + ".")
-    return lines
-
-
-def answer_shares(account: Mapping[str, Any]) -> str:
-    """Chosen, none and unreadable answers, and what was cut to length, in counts and shares."""
-    counts = {name: account[name] for name in ("chosen", "none", "unreadable")}
-    total = max(1, sum(counts.values()))
-    text = ", ".join(f"{n} {name} ({100 * n / total:.1f} %)" for name, n in counts.items())
-    if shown := account.get("shown_documents", 0):  # listwise prompts only
-        text += (
-            f"; {account['output_tokens']} tokens written; {account['cut_documents']} of {shown} "
-            f"documents shown were cut, by {account['cut_tokens']} tokens"
-        )
-    return text
-
-
 def find_runs(folder: Path) -> list[Path]:
     """List the run folders in a folder, itself included, by name.
 
@@ -190,6 +136,7 @@ def _write_report(results: Results, run_dir: Path, main: str | None, metric: str
         for grid in _grids(rows, metric, ranking, main):
             lines += _markdown(grid)
     said = graph_lines(run_dir)
+    said += break_even_lines(run_dir, comparison_table(results, metric, results.rankings()[0]))
     if said:
         lines += ["## Graphs", "", *(f"- {line}" for line in said), ""]
     write_aside(run_dir / "report.md", "\n".join(lines))

@@ -218,7 +218,7 @@ class LikelihoodRerank:
         self._score([pair for pair in dict.fromkeys(pairs) if pair not in self._scores])
         self.account.seconds += time.perf_counter() - start
         return [
-            sorted(rows, key=lambda row: -self._scores[query, row])  # noqa: B023
+            sorted(rows, key=lambda row: -self._scores[query, row])
             for query, rows in enumerate(lists)
         ]
 

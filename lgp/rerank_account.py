@@ -45,13 +45,9 @@ class RerankAccount:
         self.cut_tokens += cut_tokens
 
 
-def rerank_sentence(kind: str, account: Mapping[str, Any]) -> str:
-    """The account in words.
-
-    Args:
-        kind: of the reranker. account: the fields of `RerankAccount`.
-    """
-    text = f"reranking by {kind}: "
+def rerank_sentence(account: Mapping[str, Any]) -> str:
+    """The fields of a `RerankAccount`, and `kind` of the reranker, in words."""
+    text = f"reranking by {account['kind']}: "
     if account["windows"]:
         shares = (
             f"{account[name]} {name} ({100 * account[name] / account['windows']:.1f} %)"

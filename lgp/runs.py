@@ -21,8 +21,9 @@ from lgp.evaluate import MEASURES, evaluate, judged_queries
 from lgp.index import Index, walk_index
 from lgp.search import Walk, best_seen, query_blocks
 
-Rerank = Callable[[int, list[int]], list[int]]
-"""(query number, document rows best first) -> the same rows reordered."""
+Rerank = Callable[[Sequence[list[int]]], list[list[int]]]
+"""Document rows of each query, best first, in order of `Collection.queries` -> the same rows
+reordered. All queries of a setting at once, so that a language model gets full batches."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def evaluate_graph(
             ],
             1,
         )  # [Q, S], on the base layer
-        lengths = [_list_length(s, k, depth, rerank is not None) for s in settings]
+        lengths = [k if rerank is None else max(k, _depth(s, depth)) for s in settings]
         # Filtered afterwards, a width's list is what is left of its whole frontier.
         kept = (
             lengths
@@ -161,7 +162,7 @@ def evaluate_graph(
     for setting in settings:
         yield from _records(
             collection, label, setting, lists[setting], spent[setting], spent_above,
-            seen_share[setting], k, rerank,
+            seen_share[setting], k, rerank, _depth(setting, depth),
         )  # fmt: skip
 
 
@@ -182,16 +183,15 @@ def evaluate_exact(
     spent = [points.n] * len(lists)
     yield from _records(
         collection, label, Setting("exact", 0), lists, spent, [0] * len(lists),
-        [None] * len(lists), k, rerank,
+        [None] * len(lists), k, rerank, depth,
     )  # fmt: skip
 
 
-def _list_length(setting: Setting, k: int, depth: int | None, reranked: bool) -> int:
-    if not reranked:
-        return k
-    if depth is None:
-        depth = setting.value if setting.mode == "width" else 20
-    return max(k, depth)
+def _depth(setting: Setting, depth: int | None) -> int:
+    """Documents reranked."""
+    if depth is not None:
+        return depth
+    return setting.value if setting.mode == "width" else 20
 
 
 def _documents(collection: Collection, nodes: list[int], query: int, length: int) -> list[int]:
@@ -252,12 +252,16 @@ def _records(
     seen_share: Sequence[float | None],
     k: int,
     rerank: Rerank | None,
+    depth: int,
 ) -> Iterator[dict[str, Any]]:
     dataset, names = collection.dataset, collection.query_ids
     qrels = {name: dataset.qrels[name] for name in names}
     rankings = {"greedy": [ranked[:k] for ranked in lists]}
     if rerank is not None:
-        rankings["rerank"] = [rerank(q, ranked) for q, ranked in enumerate(lists)]
+        heads = rerank([ranked[:depth] for ranked in lists])
+        rankings["rerank"] = [
+            head + ranked[depth:] for head, ranked in zip(heads, lists, strict=True)
+        ]
     for ranking, found in rankings.items():
         run = {
             name: [dataset.doc_ids[d] for d in ranked]

@@ -18,8 +18,8 @@ from lgp.answers import AnswerLog
 from lgp.choices import LlmMode, Pooling, SelectorKind
 from lgp.config import Config, to_plain
 from lgp.embed import HfEncoder, Kind, embed_hf
-from lgp.generate import LocalEngine
-from lgp.llm import load_language_model, model_source
+from lgp.engines import engine_model, make_engine
+from lgp.engines import shared_language_model as shared_language_model
 from lgp.refine.listwise import Listwise, ListwiseSettings
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.log import EditLog
@@ -33,7 +33,6 @@ from lgp.refine.select import (
     first,
     nearest,
 )
-from lgp.replies import is_answered
 from lgp.store import digest_of, file_digest
 
 
@@ -48,12 +47,9 @@ def selector_inputs(kind: SelectorKind, config: Config, texts_digest: str) -> di
             "weight": refine.redundancy_weight,
         }  # fmt: skip
     if kind is SelectorKind.llm:
-        source = model_source(config.llm.model, config.llm.revision)
         likelihood = config.llm.mode is LlmMode.likelihood
         settings = likelihood_settings(config).__dict__ if likelihood else _listwise_inputs(config)
-        return {
-            "texts": texts_digest, "model": source, "dtype": config.llm.dtype, "mode": settings,
-        }  # fmt: skip
+        return {"texts": texts_digest, "mode": settings} | engine_model(config.llm)
     if kind is SelectorKind.recorded:
         return {"log": _digest(refine.log)}
     if kind is SelectorKind.scripted:
@@ -110,12 +106,11 @@ def make_selector(
     if kind is SelectorKind.encoder:
         return Encoder(encoder_vectors(), refine.redundancy_weight)
     if kind is SelectorKind.llm:
-        lm = load_language_model(llm.model, llm.revision, llm.dtype, device, llm.device_map)
         log = AnswerLog(answers)
         if llm.mode is LlmMode.likelihood:
+            lm = shared_language_model(llm.model, llm.revision, llm.dtype, device, llm.device_map)
             return Likelihood(lm, texts, likelihood_settings(config), log, progress)
-        engine = LocalEngine(lm, llm.batch_tokens, llm.new_tokens, is_answered, "answer line")
-        settings = listwise_settings(config)
+        engine, settings = make_engine(llm, device), listwise_settings(config)
         return Listwise(engine, texts, config.prompt, settings, log, progress)
     if kind is SelectorKind.recorded:
         assert refine.log is not None

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from lgp.choices import DatasetKind, EmbedderKind, IndexKind, SelectorKind, When
 from lgp.config import Config, ConfigError, to_plain
+from lgp.cost import DRY_NODES, Projection, project
 from lgp.data import Dataset, load_beir, load_pydocs, load_toy
 from lgp.distance import GIB, Metric, Points, duplicate_classes
 from lgp.embed import HfEncoder, Kind, embed_precomputed
@@ -201,10 +204,7 @@ class Stages:
         """
         c = self.config.refine
         base = self.vanilla(seed)
-        step = StepSettings(
-            c.edit_budget, c.shortlist_size, c.context_size, c.min_coverage_gain, c.shortlist,
-            c.victim, base_layer(base).alpha,
-        )  # fmt: skip
+        step = self._step(base)
         inputs = self._graph_inputs(seed) | {
             "step": to_plain(asdict(step)),
             "when": c.when.value,
@@ -219,10 +219,52 @@ class Stages:
             inputs["keep_degree"] = False
 
         def compute(folder: Path) -> Mapping[str, Any]:
-            return self._refine(folder, kind, seed, base, step, matched)
+            return self._refine(folder, kind, seed, base, matched)
 
         name = "hnsw_refined" if isinstance(base, Hnsw) else "refined"
         return self._stored(seed, name, inputs, compute)
+
+    def _step(self, vanilla: Index) -> StepSettings:
+        c = self.config.refine
+        return StepSettings(
+            c.edit_budget, c.shortlist_size, c.context_size, c.min_coverage_gain, c.shortlist,
+            c.victim, base_layer(vanilla).alpha,
+        )  # fmt: skip
+
+    def _refiner(
+        self,
+        kind: SelectorKind,
+        vanilla: Index,
+        eligible: Tensor,
+        quota: Tensor | None,
+        answers: Path,
+    ) -> Refiner:
+        c = self.config.refine
+        encoder = mean_encoder(c.encoder, c.encoder_tokens)
+        selector = make_selector(
+            kind, self.config, self.node_texts,
+            lambda: self.embed(self.node_texts, Kind.DOCUMENT, encoder).to(self.device),
+            answers, self.device,
+        )  # fmt: skip
+        fixed = isinstance(vanilla, Hnsw) and c.keep_degree
+        step = self._step(vanilla)
+        return Refiner(self.points, selector, step, eligible, quota, fixed_degree=fixed)
+
+    def projection(self, seed: int) -> Projection:
+        """What refining a seed's graph would cost, measured on a few nodes of the finished one;
+        their answers are thrown away."""
+        c, vanilla = self.config.refine, self.vanilla(seed)
+        n = base_layer(vanilla).n
+        wanted = chosen_nodes(n, c.node_budget, c.seed)
+        few = chosen_nodes(n, min(c.node_budget, DRY_NODES / n), c.seed)
+        with TemporaryDirectory(prefix="lgp-estimate-") as folder:
+            refiner = self._refiner(c.selector, vanilla, few, None, Path(folder))
+            width = self.settings(seed).construction_width
+            if isinstance(vanilla, Hnsw):
+                refine_hnsw(vanilla, self.points, refiner, width)
+            else:
+                refine_post(vanilla, self.points, refiner, width)
+        return project(refiner.account, int(few.sum()), int(wanted.sum()))
 
     def _refine(
         self,
@@ -230,7 +272,6 @@ class Stages:
         kind: SelectorKind,
         seed: int,
         vanilla: Index,
-        step: StepSettings,
         matched: EditLog | None,
     ) -> Mapping[str, Any]:
         c, base = self.config.refine, base_layer(vanilla)
@@ -240,17 +281,12 @@ class Stages:
         else:
             quota = matched.decisions.quota(base.n)
             eligible = quota > 0
-        encoder = mean_encoder(c.encoder, c.encoder_tokens)
-        selector = make_selector(
-            kind, self.config, self.node_texts,
-            lambda: self.embed(self.node_texts, Kind.DOCUMENT, encoder).to(self.device),
-            self.store.root / "answers", self.device,
-        )  # fmt: skip
-        fixed = isinstance(vanilla, Hnsw) and c.keep_degree
-        refiner = Refiner(self.points, selector, step, eligible, quota, fixed_degree=fixed)
+        refiner = self._refiner(kind, vanilla, eligible, quota, self.store.root / "answers")
         log.info("refine: %s on %d of %d nodes", kind.value, int(eligible.sum()), base.n)
+        start = time.perf_counter()
         index, edits = self._edited(vanilla, seed, refiner)
-        graph = base_layer(index)
+        seconds = time.perf_counter() - start
+        graph, selector = base_layer(index), refiner.selector
         decisions = refiner.all_decisions()
         header = {
             "when": c.when.value, "selector": kind.value, "seed": seed,
@@ -272,6 +308,7 @@ class Stages:
             "n_became_unreachable": int((reachable(base) & ~reachable(graph)).sum()),
             "changed_neighborhoods": changed_neighborhoods(base, graph),
             "account": asdict(refiner.account),
+            "seconds": seconds,
             "answers_sha256": selector.answers.digest(selector.keys_used)
             if isinstance(selector, Likelihood | Listwise)
             else None,

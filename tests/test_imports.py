@@ -11,9 +11,10 @@ ORDER = [
     "prune", "vamana",
     "hnsw", "hnsw_build", "hnsw_file", "index",
     "prompts", "replies", "answers", "llm", "packed", "ask", "prefill", "generate",
-    "refine", "formats", "selectors", "evaluate", "results", "stats", "foreign",
-    "foreign_job", "refine_index", "comparison", "cost", "figures",
-    "report", "runs", "stages", "pipeline", "track", "api", "cli",
+    "continuous", "openai_engine", "engines", "rerank_account", "rerank",
+    "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison", "cost",
+    "foreign", "foreign_job", "refine_index", "figures",
+    "summary", "report", "runs", "stages", "pipeline", "track", "api", "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"
 

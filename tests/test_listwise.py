@@ -27,8 +27,8 @@ from lgp.refine.select import Selection
 from lgp.refine.shortlist import Shortlist
 from lgp.refine.step import Account
 from lgp.replies import is_answered
-from lgp.report import graph_lines
 from lgp.selectors import selector_inputs
+from lgp.summary import graph_lines
 
 PROMPT = PromptConfig(
     selection_system="At most {B}.", selection_user="{anchor}\n{keep_block}\n{cand_block}"

@@ -13,11 +13,11 @@ from lgp.answers import AnswerLog
 from lgp.llm import (
     Continuations,
     LanguageModel,
-    continuation_logprobs,
     load_language_model,
     model_source,
     plan_batches,
 )
+from lgp.packed import continuation_logprobs
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.shortlist import Shortlist
 
@@ -25,6 +25,11 @@ from lgp.refine.shortlist import Shortlist
 @pytest.fixture(scope="module")
 def lm(tiny_lm: Path) -> LanguageModel:
     return load_language_model(str(tiny_lm))
+
+
+@pytest.fixture(scope="module", params=["tiny_lm", "tiny_qwen3"])
+def either_lm(request: pytest.FixtureRequest) -> LanguageModel:
+    return load_language_model(str(request.getfixturevalue(request.param)))
 
 
 def plain_logprob(lm: LanguageModel, prefix: list[int], option: list[int]) -> list[float]:
@@ -54,8 +59,14 @@ def assert_equals_plain(lm: LanguageModel, items: list[Continuations], within: f
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_packed_continuations_equal_one_pass_each(lm: LanguageModel, seed: int) -> None:
-    assert_equals_plain(lm, random_items(seed, 400), within=1e-4)
+def test_packed_continuations_equal_one_pass_each(either_lm: LanguageModel, seed: int) -> None:
+    assert_equals_plain(either_lm, random_items(seed, 400), within=1e-4)
+
+
+def test_the_models_own_attention_is_back_afterwards(lm: LanguageModel) -> None:
+    before = lm.model.config._attn_implementation
+    continuation_logprobs(lm, random_items(0, 400))
+    assert lm.model.config._attn_implementation == before
 
 
 def test_an_empty_prefix_is_refused(lm: LanguageModel) -> None:

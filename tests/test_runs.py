@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -126,10 +127,18 @@ def test_queries_without_relevant_documents_are_left_out() -> None:
     assert collection.query_ids == ["r"] and collection.n_left_out == 1
 
 
+def backwards(lists: Sequence[list[int]]) -> list[list[int]]:
+    return [rows[::-1] for rows in lists]
+
+
 def test_rerank_reorders_the_list_of_its_depth() -> None:
-    found = lines(rerank=lambda query, rows: rows[::-1], depth=None)
+    found = lines(rerank=backwards, depth=None)
     greedy, rerank = (found[name, "width", 2, "q"] for name in ("greedy", "rerank"))
     # Greedy a, b; a depth of 2 documents reversed: b, a. Neither holds a relevant document.
     assert greedy["ndcg_at_10"] == rerank["ndcg_at_10"] == 0.0
-    deep = lines(rerank=lambda query, rows: rows[::-1], depth=3)["rerank", "width", 2, "q"]
+    deep = lines(rerank=backwards, depth=3)["rerank", "width", 2, "q"]
     assert deep["ndcg_at_10"] == pytest.approx(1 / (1 + 1 / math.log2(3)), abs=1e-6)  # b2 first
+    # A depth below k = 2 leaves the rest of the list as it was.
+    lists = lines(rerank=backwards, depth=1)
+    for setting in ("width", 2, "r"), ("width", 2, "q"):
+        assert lists["rerank", *setting] == lists["greedy", *setting] | {"ranking": "rerank"}

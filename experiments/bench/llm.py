@@ -24,9 +24,11 @@ from lgp.ask import Prompt
 from lgp.cli import compose
 from lgp.data import load_pydocs
 from lgp.generate import LocalEngine, answer_tree
-from lgp.llm import LanguageModel, load_language_model, plan_batches
+from lgp.llm import Continuations, LanguageModel, load_language_model, plan_batches
+from lgp.packed import continuation_logprobs
 from lgp.prompts import clean, selection_chat
 from lgp.refine.listwise import NONE
+from lgp.refine.llm_select import PRIOR_GROUP
 from lgp.replies import is_answered
 
 N_ANCHORS, N_PLAIN = 16, 4
@@ -34,6 +36,7 @@ NEW_TOKENS = 32
 N_CANDIDATES, N_CONTEXT = 12, 4
 PROMPT_TOKENS = range(600, 701)
 CEILING_ROWS = 2048
+ANCHOR_TOKENS, CANDIDATE_TOKENS, LIKELIHOOD_CANDIDATES = 256, 48, 24
 PACKAGES = ("torch", "transformers")
 
 
@@ -185,6 +188,88 @@ def _choose(
     return batched(lambda batch: engine.choose(batch, options), prompts, batch_tokens)
 
 
+def measure_likelihood(
+    lm: LanguageModel, texts: Sequence[str], batch_tokens: int, repeats: int
+) -> dict[str, Any]:
+    """Nodes a second of `likelihood` and of two full forward passes a candidate.
+
+    The table of log p(candidate), one entry a document for the whole graph, is timed apart.
+    """
+    longest = max(ANCHOR_TOKENS, CANDIDATE_TOKENS)
+    size = 1 + LIKELIHOOD_CANDIDATES
+    long = [ids for ids in (lm.tokens(text, longest) for text in texts) if len(ids) == longest]
+    long = long[: N_ANCHORS * size]
+    if len(long) < size:
+        raise ValueError(f"{len(long)} documents have {longest} tokens; {size} are needed")
+    documents = [ids[:CANDIDATE_TOKENS] for ids in long]
+    nodes = [
+        Continuations(
+            long[at % len(long)],
+            [documents[(at * size + n) % len(long)] for n in range(1, size)],
+        )
+        for at in range(N_ANCHORS)
+    ]  # fmt: skip
+    start = [lm.tokenizer.bos_token_id]
+    table = [
+        Continuations(start, documents[at : at + PRIOR_GROUP])
+        for at in range(0, len(documents), PRIOR_GROUP)
+    ]
+
+    def ours(items: Sequence[Continuations]) -> list[list[float]]:
+        found: dict[int, list[float]] = {}
+        for batch in plan_batches([item.n_tokens for item in items], batch_tokens):
+            scored = continuation_logprobs(lm, [items[at] for at in batch])
+            for at, options in zip(batch, scored, strict=True):
+                found[at] = [sum(option) for option in options]
+        return [found[at] for at in range(len(items))]
+
+    def plain(item: Continuations) -> list[float]:
+        scores = []
+        for option in item.options:
+            given, alone = (_full_pass(lm, prefix, option) for prefix in (item.prefix, start))
+            scores.append(given - alone)
+        return scores
+
+    ours(nodes[:1])
+    times: dict[str, list[float]] = {"plain": [], "likelihood": [], "table": []}
+    difference = 0.0
+    for _ in range(repeats):
+        seconds, expected = timed(lambda: [plain(item) for item in nodes[:N_PLAIN]])
+        times["plain"].append(seconds / N_PLAIN)
+        seconds, given = timed(lambda: ours(nodes))
+        times["likelihood"].append(seconds / N_ANCHORS)
+        seconds, rows = timed(lambda: ours(table))
+        times["table"].append(seconds / len(documents))
+        alone = [value for row in rows for value in row]
+        for item, scores, found in zip(nodes, expected, given, strict=False):
+            mine = [
+                value - alone[documents.index(option)]
+                for value, option in zip(found, item.options, strict=True)
+            ]
+            difference = max(difference, *(abs(a - b) for a, b in zip(scores, mine, strict=True)))
+    cost = {mode: median(values) for mode, values in times.items()}
+    shared = cost["likelihood"] + cost["table"] * len(documents) / N_ANCHORS
+    scored = LIKELIHOOD_CANDIDATES * CANDIDATE_TOKENS
+    share = measure_ceiling(lm).share(ANCHOR_TOKENS + scored, scored, cost["likelihood"])
+    return {
+        "nodes_per_s": {"plain": 1 / cost["plain"], "likelihood": 1 / cost["likelihood"]},
+        "table_documents_per_s": 1 / cost["table"],
+        "likelihood_speedup": cost["plain"] / cost["likelihood"],
+        "likelihood_speedup_with_table": cost["plain"] / shared,
+        "largest_difference_from_plain": difference,  # of summed log p, natural logarithm
+        "ceiling_share": {"likelihood": share},
+        "runs_s_per_node": times,
+    }
+
+
+@torch.inference_mode()
+def _full_pass(lm: LanguageModel, prefix: list[int], option: list[int]) -> float:
+    """log p of an option after a prefix, by one forward pass with all its logits."""
+    logits = lm.model(torch.tensor([prefix + option])).logits[0, len(prefix) - 1 : -1]
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(option).unsqueeze(1))
+    return float(chosen.sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="results file (JSON)")
@@ -196,12 +281,17 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     lm = load_language_model("smollm2")
     texts = load_pydocs(["numpy"]).texts
-    results = {
+    results: dict[str, Any] = {
         "machine": machine() | {"threads": args.threads},
         "versions": versions(PACKAGES),
         "commit": commit(),
-        **measure_listwise(lm, texts, args.prompt, args.batch_tokens, args.repeats),
     }
+    likelihood = measure_likelihood(lm, texts, args.batch_tokens, args.repeats)
+    listwise = measure_listwise(lm, texts, args.prompt, args.batch_tokens, args.repeats)
+    for key in ("likelihood_speedup", "generate_speedup", "constrained_speedup"):
+        results[key] = (likelihood | listwise)[key]
+    results["ceiling_share"] = likelihood["ceiling_share"] | listwise["ceiling_share"]
+    results |= {"likelihood": likelihood, "listwise": listwise}
     text = json.dumps(results, indent=1)
     print(text)
     if args.out is not None:

@@ -14,7 +14,8 @@ import torch
 
 from lgp.answers import AnswerLog
 from lgp.ask import ask_all
-from lgp.llm import Continuations, LanguageModel, continuation_logprobs
+from lgp.llm import Continuations, LanguageModel
+from lgp.packed import continuation_logprobs
 from lgp.refine.select import Selection, from_scores, selection
 from lgp.refine.shortlist import Shortlist
 from lgp.store import digest_of

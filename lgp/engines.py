@@ -1,0 +1,69 @@
+"""The engine a configuration names, and the language model behind it.
+
+In: an `LlmConfig`. Out: an `Engine`. What is asked of it (`lgp.refine.listwise`, `lgp.rerank`) is
+unknown here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from lgp.ask import Engine
+from lgp.choices import EngineKind
+from lgp.config_llm import LlmConfig
+from lgp.continuous import ContinuousEngine
+from lgp.generate import LocalEngine
+from lgp.llm import LanguageModel, load_language_model, load_tokenizer, model_source
+from lgp.openai_engine import OpenAIEngine
+from lgp.replies import is_answered
+
+
+@lru_cache(maxsize=2)
+def shared_language_model(
+    name: str, revision: str | None, dtype: str, device: str, device_map: str | None
+) -> LanguageModel:
+    """A language model, loaded once a process: selector and reranker use the same (paper section
+    5). Two are kept, since they may be told apart."""
+    return load_language_model(name, revision, dtype, device, device_map)
+
+
+def engine_model(llm: LlmConfig) -> dict[str, Any]:
+    """What an engine's answers depend on besides prompts: a part of a stage's key."""
+    if llm.engine is EngineKind.openai:
+        return {
+            "engine": "openai", "model": llm.model, "revision": llm.revision,
+            "tokenizer": llm.tokenizer and model_source(llm.tokenizer),
+            "no_thinking": llm.sends_no_thinking(),
+        }  # fmt: skip
+    how = {} if llm.engine is EngineKind.transformers else {"engine": llm.engine.value}
+    return how | {"model": model_source(llm.model, llm.revision), "dtype": llm.dtype}
+
+
+def make_engine(
+    llm: LlmConfig,
+    device: str,
+    new_tokens: int | None = None,
+    answered: Callable[[str], bool] = is_answered,
+    stop: str = "answer line",
+) -> Engine:
+    """The engine, its model loaded; a server is not contacted before the first prompt.
+
+    Args:
+        new_tokens: tokens an answer may have, None = `llm.new_tokens`.
+        answered, stop: the stop rule and its name (`LocalEngine`); the other engines end at the
+            end of the turn.
+    """
+    room = llm.new_tokens if new_tokens is None else new_tokens
+    if llm.engine is EngineKind.openai:
+        assert llm.base_url is not None
+        return OpenAIEngine(
+            llm.base_url, llm.model, llm.api_key_env, llm.revision, room,
+            llm.sends_no_thinking(), llm.concurrency, llm.timeout_s, llm.retries,
+            None if llm.tokenizer is None else load_tokenizer(llm.tokenizer),
+        )  # fmt: skip
+    lm = shared_language_model(llm.model, llm.revision, llm.dtype, device, llm.device_map)
+    if llm.engine is EngineKind.continuous:
+        return ContinuousEngine(lm, llm.batch_tokens, room)
+    return LocalEngine(lm, llm.batch_tokens, room, answered, stop)
