@@ -8,7 +8,6 @@ judged queries, top 20 of exact search and of a vanilla graph at width 20) and w
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from lgp.cli import compose
 from lgp.pipeline import run
 from lgp.results import Results, read_queries
 from lgp.stats import Comparison, compare_arrays
+from lgp.summary import graph_lines
 
 COLLECTIONS = {
     "scifact": [],
@@ -23,7 +23,7 @@ COLLECTIONS = {
 }
 POINTS = (("exact", "exact", 0), ("vanilla", "width", 20))
 METRIC = "ndcg_at_10"
-HEAD = ("collection", "list", "reranker", "before", "after", "difference", "95 % interval", "p",
+HEAD = ("collection", "top 20 of", "reranker", "before", "after", "difference", "95 % interval", "p",
         "better / equal / worse")  # fmt: skip
 
 
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("experiments/results/rerank.md"))
     parser.add_argument("words", nargs="*", help="further settings, KEY=VALUE")
     args = parser.parse_intermixed_args(argv)
-    lines = [_line(HEAD), _line(["---"] * 3 + ["---:"] * 5 + ["---"])]
-    notes = []
+    table = [_line(HEAD), _line(["---"] * 3 + ["---:"] * 5 + ["---"])]
+    facts: list[str] = []
     for name, words in COLLECTIONS.items():
         for kind in args.rerank:
             folder = args.runs / f"{name}-{kind}"
@@ -53,12 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = read_queries(folder)
             for label, mode, value in POINTS:
                 found = before_and_after(results, label, mode, value)
-                lines.append(_line([name, label, kind, *_cells(found)]))
-            summary = json.loads((folder / "summary.json").read_text())
-            notes.append(f"{name}, {kind}: {summary.get('rerank', 'no language model')}")
+                table.append(_line([name, label, kind, *_cells(found)]))
+            said = graph_lines(folder)
+            facts += [f"- {said[0]}"] * (kind == args.rerank[0])
+            facts += [f"- {name}, {said[-1]}"] * (kind in ("likelihood", "listwise"))
+    text = "\n".join([*table, "", *facts])
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join([*lines, *notes]))
+    args.out.write_text(f"{text}\n", encoding="utf-8")
+    print(text)
     return 0
 
 

@@ -15,6 +15,7 @@ from lgp.choices import (
     DatasetKind,
     EmbedderKind,
     EmptyDocuments,
+    EngineKind,
     Exclude,
     IndexKind,
     LlmMode,
@@ -279,13 +280,7 @@ class Config:
             )
         if SelectorKind.llm in (self.refine.selector, *self.refine.controls):
             self._check_llm()
-        if self.rerank.kind is RerankKind.listwise and not (
-            self.prompt.ranking_system and self.prompt.ranking_user
-        ):
-            raise ConfigError(
-                f"prompt={self.prompt.name} has no ranking templates, which rerank=listwise "
-                "needs; choose prompt=general or prompt=paper"
-            )
+        self._check_rerank()
         _at_least("threads", self.threads, 0, "0 leaves the choice to torch")
 
     def _check_llm(self) -> None:
@@ -295,6 +290,21 @@ class Config:
             raise ConfigError(
                 f"prompt={self.prompt.name} has no selection templates, which llm.mode="
                 f"{self.llm.mode.value} needs; choose prompt=general or prompt=paper"
+            )
+
+    def _check_rerank(self) -> None:
+        kind, engine = self.rerank.kind, self.llm.engine
+        if kind is RerankKind.listwise and not (
+            self.prompt.ranking_system and self.prompt.ranking_user
+        ):
+            raise ConfigError(
+                f"prompt={self.prompt.name} has no ranking templates, which rerank=listwise "
+                "needs; choose prompt=general or prompt=paper"
+            )
+        if kind is RerankKind.likelihood and engine is EngineKind.openai:
+            raise ConfigError(
+                "rerank=likelihood with llm.engine=openai: a server's answers do not tell log p "
+                "of a query; choose rerank=listwise, or llm.engine=transformers"
             )
 
 

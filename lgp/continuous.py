@@ -60,7 +60,7 @@ class ContinuousEngine(LocalEngine):
         # Equal prompts have equal answers; transformers reads each once and names none twice.
         distinct = list({tuple(prompt.content): prompt.content for prompt in prompts}.values())
         bounds, plain = self._bounds(distinct), model.config._attn_implementation
-        # Flash attention, whose results differ, is not to be swapped in. transformers before 5.18
+        # Flash attention, whose results differ, is not to be swapped in. transformers 5.17
         # has no switch for that, but leaves alone what is called paged already.
         if not hasattr(bounds, "auto_switch_to_flash"):
             model.set_attn_implementation(f"paged|{plain}")
@@ -98,7 +98,7 @@ class ContinuousEngine(LocalEngine):
     def _bounds(self, prompts: Sequence[Sequence[int]]) -> Any:
         """A cache that holds these prompts and their answers, and passes of bounded size."""
         config = _config_class()()
-        page = getattr(config, "page_size", None) or config.block_size  # its name before 5.18
+        page = getattr(config, "page_size", None) or config.block_size  # its name in 5.17
         config.num_blocks = sum(-(-(len(ids) + self.new_tokens) // page) + 1 for ids in prompts)
         config.max_batch_tokens = STEP_TOKENS
         config.max_requests_per_batch = len(prompts)

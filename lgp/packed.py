@@ -97,6 +97,8 @@ def continuation_logprobs(
 ) -> list[list[list[float]]]:
     """log p of every token of every continuation, each given its prefix alone.
 
+    A prefix that several items have is computed once.
+
     Returns:
         per item, per option, the natural log-probability of each of its tokens (float32).
     Raises:
@@ -106,20 +108,25 @@ def continuation_logprobs(
         raise ValueError("a prefix has no tokens; put text into prompt.prefix")
     if not batch:
         return []
+    sharing: dict[tuple[int, ...], list[int]] = {}
+    for number, item in enumerate(batch):
+        sharing.setdefault(tuple(item.prefix), []).append(number)
     ids: list[int] = []
     positions: list[int] = []
     sources: list[int] = []  # place of the state that predicts each scored token
+    targets: list[int] = []
     parts = []
-    for item in batch:
-        start, end = len(ids), len(ids) + len(item.prefix)
-        ids += item.prefix
+    for prefix, numbers in sharing.items():
+        start, end = len(ids), len(ids) + len(prefix)
+        ids += prefix
         positions += range(end - start)
         places = []
-        for option in item.options:
+        for option in (option for number in numbers for option in batch[number].options):
             at = len(ids)
             ids += option
             positions += range(end - start, end - start + len(option))
             sources += [end - 1, *range(at, at + len(option) - 1)][: len(option)]
+            targets += option
             places.append(range(at, at + len(option)))
         parts.append(_part(start, end, places, lm))
     decoder = lm.model.get_decoder()
@@ -130,16 +137,13 @@ def continuation_logprobs(
             use_cache=False,
             packed_parts=parts,
         ).last_hidden_state[0]
-    targets = [token for item in batch for option in item.options for token in option]
-    flat = _log_softmax_at(lm, hidden, sources, targets)
-    out, at = [], 0
-    for item in batch:
-        scored = []
-        for option in item.options:
-            scored.append(flat[at : at + len(option)])
-            at += len(option)
-        out.append(scored)
-    return out
+    flat = iter(_log_softmax_at(lm, hidden, sources, targets))
+    scored = {
+        number: [[next(flat) for _ in option] for option in batch[number].options]
+        for numbers in sharing.values()
+        for number in numbers
+    }
+    return [scored[number] for number in range(len(batch))]
 
 
 def _part(start: int, end: int, places: Sequence[range], lm: LanguageModel) -> Part:

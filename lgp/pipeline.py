@@ -9,7 +9,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,12 +25,13 @@ from lgp.config import Config, to_plain
 from lgp.cost import Prices
 from lgp.distance import GIB
 from lgp.embed import Kind
+from lgp.engines import shared_language_model
 from lgp.index import Index, describe_index
 from lgp.refine.log import EditLog
 from lgp.report import print_report, write_report
 from lgp.rerank import LikelihoodRerank, ListwiseRerank, by_encoder, ranking_engine
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
-from lgp.selectors import mean_encoder, shared_language_model
+from lgp.selectors import mean_encoder
 from lgp.stages import Stages
 from lgp.store import facts, write_aside
 from lgp.summary import break_even_lines, graph_lines
@@ -47,19 +48,19 @@ def reranker(stages: Stages) -> Rerank | None:
         queries = stages.embed(stages.dataset.queries, Kind.QUERY, encoder)[rows]
         return by_encoder(stages.embed(documents, Kind.DOCUMENT, encoder), queries)
     llm, prompt = stages.config.llm, stages.config.prompt
-    own = c.model is not None and c.model != llm.model
-    lm = shared_language_model(
-        c.model or llm.model, c.revision if own else llm.revision, llm.dtype, stages.device,
-        llm.device_map,
-    )  # fmt: skip
+    if c.model is not None and c.model != llm.model:
+        llm = replace(llm, model=c.model, revision=c.revision)
     texts = [stages.dataset.queries[row] for row in rows]
     answers = AnswerLog(stages.store.root / "answers")
     if c.kind is RerankKind.likelihood:
+        lm = shared_language_model(
+            llm.model, llm.revision, llm.dtype, stages.device, llm.device_map
+        )
         return LikelihoodRerank(
             lm, texts, documents, prompt.query_prefix, answers, c.document_tokens, c.query_tokens,
             llm.batch_tokens, progress=True,
         )  # fmt: skip
-    engine_for = cache(partial(ranking_engine, lm, llm.batch_tokens))
+    engine_for = cache(partial(ranking_engine, llm, stages.device))
     return ListwiseRerank(
         engine_for, texts, documents, prompt, answers, c.window, c.step, c.repair,
         c.document_tokens, c.query_tokens, progress=True,

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lgp.answers import AnswerLog
 from lgp.ask import Asked, Engine, ask_all
-from lgp.config_llm import PromptConfig
-from lgp.generate import LocalEngine
+from lgp.config_llm import LlmConfig, PromptConfig
+from lgp.engines import make_engine
 from lgp.llm import Continuations, LanguageModel
 from lgp.packed import continuation_logprobs
 from lgp.prompts import Piece, clean, fill, ranking_chat
@@ -54,27 +54,26 @@ def windows(n: int, size: int, step: int) -> list[range]:
 
     Windows of `size` places move up by `step`; the one that reaches the start is the last, and
     shorter where the steps do not end there. Each hands its best `size` - `step` places on, so a
-    perfect ranker brings the best `size` - `step` of all documents to the top in order. Fewer
-    than two documents need no window.
+    perfect ranker brings the best `size` - `step` of all documents to the top in order. One
+    document needs no window.
     """
-    if n < 2:
-        return []
-    found = [range(max(0, n - size), n)]
-    while found[-1].start > 0:
-        end = found[-1].stop - step
+    found: list[range] = []
+    end = n
+    while end > 1 and (not found or found[-1].start > 0):
         found.append(range(max(0, end - size), end))
+        end -= step
     return found
 
 
-def ranking_engine(lm: LanguageModel, batch_tokens: int, n: int) -> LocalEngine:
+def ranking_engine(llm: LlmConfig, device: str, n: int) -> Engine:
     """An engine whose answers have room for a list of n passages, and end once it is complete."""
 
     def complete(text: str) -> bool:
         return len(read_ranking(text, n).listed) == n
 
     full = " > ".join(f"[{number}]" for number in range(1, n + 1))
-    room = len(lm.tokens(full)) + SPARE_TOKENS
-    return LocalEngine(lm, batch_tokens, room, complete, f"{n} passages listed")
+    room = len(full) + SPARE_TOKENS  # a token has at least one character
+    return make_engine(llm, device, room, complete, f"{n} passages listed")
 
 
 @dataclass
@@ -261,8 +260,15 @@ class LikelihoodRerank:
                     ids += self.lm.tokenizer.encode(
                         piece.text.removesuffix(" "), add_special_tokens=False
                     )
-            start = self.lm.tokenizer.bos_token_id
-            self._prefixes[row] = (ids if ids or start is None else [start]), lost
+            if not ids:  # nothing to predict the query's first token from
+                start = self.lm.tokenizer.bos_token_id
+                if start is None:
+                    raise ValueError(
+                        "a document has no tokens, prompt.query_prefix no text besides it and the "
+                        "model no start token; put text into prompt.query_prefix"
+                    )
+                ids = [start]
+            self._prefixes[row] = ids, lost
         ids, lost = self._prefixes[row]
         self.account.show(lost)
         return ids

@@ -18,8 +18,7 @@ from lgp.answers import AnswerLog
 from lgp.choices import LlmMode, Pooling, SelectorKind
 from lgp.config import Config, to_plain
 from lgp.embed import HfEncoder, Kind, embed_hf
-from lgp.engines import engine_model, make_engine
-from lgp.engines import shared_language_model as shared_language_model
+from lgp.engines import engine_model, make_engine, shared_language_model
 from lgp.refine.listwise import Listwise, ListwiseSettings
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.log import EditLog

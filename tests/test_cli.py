@@ -32,6 +32,7 @@ NEEDS = {
     "embedder=precomputed": ["embedder.document_vectors=d.npy", "embedder.query_vectors=q.npy"],
     "refine=recorded": ["refine.log=edits.safetensors"],
     "refine=scripted": ["refine.answers=answers.json"],
+    "rerank=listwise": ["prompt=general"],
 }
 OPTIONS = sorted(f"{p.parent.relative_to(ROOT)}={p.stem}" for p in ROOT.glob("*/*.yaml"))
 

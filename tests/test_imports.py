@@ -10,7 +10,7 @@ ORDER = [
     "distance", "packaged", "embed", "embeddings", "graph", "kernels", "points", "search",
     "prune", "vamana",
     "hnsw", "hnsw_build", "hnsw_file", "index",
-    "prompts", "replies", "answers", "llm", "packed", "ask", "prefill", "generate",
+    "prompts", "replies", "answers", "llm", "packed", "fp8", "ask", "prefill", "generate",
     "continuous", "openai_engine", "engines", "rerank_account", "rerank",
     "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison", "cost",
     "foreign", "foreign_job", "refine_index", "figures",

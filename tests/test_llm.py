@@ -63,6 +63,13 @@ def test_packed_continuations_equal_one_pass_each(either_lm: LanguageModel, seed
     assert_equals_plain(either_lm, random_items(seed, 400), within=1e-4)
 
 
+def test_items_with_one_prefix_keep_their_own_options(either_lm: LanguageModel) -> None:
+    first, second, *_ = random_items(4, 400)
+    assert_equals_plain(
+        either_lm, [first, second, Continuations(first.prefix, second.options)], within=1e-4
+    )
+
+
 def test_the_models_own_attention_is_back_afterwards(lm: LanguageModel) -> None:
     before = lm.model.config._attn_implementation
     continuation_logprobs(lm, random_items(0, 400))
@@ -117,7 +124,7 @@ def test_likelihood_is_the_mean_gain_over_the_prior(lm: LanguageModel, tmp_path:
     expected = sorted([1, 3, 5], key=lambda c: -score(0, c))
     assert found.picks[0].tolist() == expected  # the empty document 2 is never picked
     assert found.picks[1].tolist() == [*sorted([5, 1], key=lambda c: -score(4, c)), -1]
-    assert found.status.tolist() == [0, 0] and found.asked == 3 and found.replayed == 0
+    assert found.status.tolist() == [0, 0] and found.asked == 3 + 2 and found.replayed == 0
 
 
 def test_likelihood_never_asks_a_logged_prompt(lm: LanguageModel, tmp_path: Path) -> None:
@@ -126,9 +133,13 @@ def test_likelihood_never_asks_a_logged_prompt(lm: LanguageModel, tmp_path: Path
     first = Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))(shortlist, 2)
     again = Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))(shortlist, 2)
     assert torch.equal(first.picks, again.picks)
-    assert (again.asked, again.tokens, again.replayed) == (0, 0, first.asked) and first.asked == 3
+    assert (again.asked, again.tokens, again.replayed) == (0, 0, first.asked)
+    assert first.asked == 3 + 2  # three documents alone, two after their anchors
     other = LikelihoodSettings("{anchor}\n\n")
-    assert Likelihood(lm, TEXTS, other, AnswerLog(tmp_path))(shortlist, 2).asked == 3
+    assert Likelihood(lm, TEXTS, other, AnswerLog(tmp_path))(shortlist, 2).asked == 3 + 2
+    # A document's own probability is asked once, whatever it is shortlisted beside.
+    regrouped = shortlist_of([0, 4], [[5, 3], [3, 1]])
+    assert Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))(regrouped, 2).asked == 2
 
 
 def test_min_score_drops_picks(lm: LanguageModel, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import torch
 from lgp.answers import AnswerLog
 from lgp.ask import Prompt
 from lgp.cli import compose
-from lgp.config_llm import ConfigError, PromptConfig
+from lgp.config_llm import ConfigError, LlmConfig, PromptConfig
+from lgp.generate import LocalEngine
 from lgp.llm import LanguageModel, load_language_model
 from lgp.pipeline import run
 from lgp.prompts import Chat
@@ -91,7 +92,8 @@ def test_windows_by_hand() -> None:
     assert windows(30, 20, 10) == [range(10, 30), range(0, 20)]  # not [0, 10) once more
     assert windows(35, 20, 10) == [range(15, 35), range(5, 25), range(0, 15)]
     assert [len(windows(n, 20, 10)) for n in (50, 100, 200)] == [4, 9, 19]
-    assert windows(5, 2, 2) == [range(3, 5), range(1, 3), range(0, 1)]
+    assert windows(5, 2, 2) == [range(3, 5), range(1, 3)]  # one is left alone
+    assert windows(4, 2, 1) == [range(2, 4), range(1, 3), range(0, 2)]
 
 
 def test_a_sliding_window_by_hand(tmp_path: Path) -> None:
@@ -248,18 +250,26 @@ def test_queries_are_cut_and_counted(lm: LanguageModel, tmp_path: Path) -> None:
     reranker = likelihood(lm, tmp_path, query_tokens=2)
     reranker([[0, 1], [0], [0]])
     assert reranker.account.cut_queries == 2
-    bare = likelihood(lm, tmp_path, template="{document}")  # nothing before a query but data
+
+
+def test_a_query_needs_something_before_it(lm: LanguageModel, tmp_path: Path) -> None:
+    bare = likelihood(lm, tmp_path, template="{document}")
     bare([[0], [0], []])
     assert bare.account.asked == 2
+    assert lm.tokenizer.bos_token_id is None
+    with pytest.raises(ValueError, match=r"prompt\.query_prefix"):
+        bare([[2], [], []])  # an empty document
 
 
 def test_a_model_ranks_windows_with_room_for_the_whole_list(tiny_qwen3: Path) -> None:
-    lm = load_language_model(str(tiny_qwen3))
+    llm = LlmConfig(model=str(tiny_qwen3))
     full = " > ".join(f"[{at}]" for at in range(1, 21))
-    engine = ranking_engine(lm, 4096, 20)
-    assert engine.new_tokens >= len(lm.tokens(full)) > ranking_engine(lm, 4096, 5).new_tokens
+    engine, short = ranking_engine(llm, "cpu", 20), ranking_engine(llm, "cpu", 5)
+    assert isinstance(engine, LocalEngine) and isinstance(short, LocalEngine)
+    assert engine.new_tokens > len(engine.lm.tokens(full)) > short.new_tokens
     assert engine.answered(full + "\n") and not engine.answered(full.replace("[20]", "[2]") + "\n")
-    assert engine.decoding != ranking_engine(lm, 4096, 19).decoding
+    assert engine.decoding != short.decoding
+    assert engine.lm is short.lm  # loaded once
 
 
 def test_an_encoder_reorders_each_list_alone() -> None:
@@ -277,6 +287,10 @@ def test_an_encoder_reorders_each_list_alone() -> None:
     ("words", "parts"),
     [
         (["rerank=listwise"], ["prompt=likelihood", "ranking templates", "prompt=general"]),
+        (
+            ["rerank=likelihood", "llm=openai", "llm.base_url=http://127.0.0.1:1/v1"],
+            ["rerank=likelihood", "llm.engine=openai", "rerank=listwise"],
+        ),
         (["rerank.step=21"], ["rerank.step=21", "rerank.window=20", "lower"]),
         (["rerank.window=1"], ["rerank.window=1", "below 2"]),
         (["rerank.document_tokens=0"], ["rerank.document_tokens=0", "raise it"]),
@@ -293,7 +307,7 @@ def test_settings_that_cannot_work_are_refused(words: list[str], parts: list[str
 
 WORDS = [
     "refine=none", "search.widths=[10,30]", "search.budgets=[100]", "rerank.document_tokens=8",
-    "rerank.query_tokens=8", "dataset.max_queries=6", "llm.batch_tokens=2048",
+    "rerank.query_tokens=8", "dataset.max_queries=2", "llm.batch_tokens=2048",
 ]  # fmt: skip
 
 
@@ -318,7 +332,7 @@ def test_a_run_reports_both_rankings_and_asks_once(
     assert said.startswith(f"reranking by {kind}: ") and said in (folder / "report.md").read_text()
     if kind == "listwise":
         # Per query: exact's 30 and width 30 take two windows, width 10 and budget 100 one.
-        assert account["windows"] == 6 * (2 + 2 + 1 + 1)
+        assert account["windows"] == 2 * (2 + 2 + 1 + 1)
         read = [account[k] for k in ("complete", "repaired", "kept", "unreadable")]
         assert sum(read) == account["windows"] and account["kept"] == 0
     logged = sum(len(p.read_text().splitlines()) for p in (store / "answers").iterdir())

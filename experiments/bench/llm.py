@@ -23,12 +23,12 @@ from torch import Tensor
 from lgp.ask import Prompt
 from lgp.cli import compose
 from lgp.data import load_pydocs
+from lgp.fp8 import to_fp8
 from lgp.generate import LocalEngine, answer_tree
 from lgp.llm import Continuations, LanguageModel, load_language_model, plan_batches
 from lgp.packed import continuation_logprobs
 from lgp.prompts import clean, selection_chat
 from lgp.refine.listwise import NONE
-from lgp.refine.llm_select import PRIOR_GROUP
 from lgp.replies import is_answered
 
 N_ANCHORS, N_PLAIN = 16, 4
@@ -189,11 +189,12 @@ def _choose(
 
 
 def measure_likelihood(
-    lm: LanguageModel, texts: Sequence[str], batch_tokens: int, repeats: int
+    lm: LanguageModel, texts: Sequence[str], batch_tokens: int, repeats: int, fp8: bool = False
 ) -> dict[str, Any]:
     """Nodes a second of `likelihood` and of two full forward passes a candidate.
 
-    The table of log p(candidate), one entry a document for the whole graph, is timed apart.
+    The table of log p(candidate), one entry a document for the whole graph, is timed apart. With
+    `fp8` the model is then rounded to 8 bits, and some nodes are scored again.
     """
     longest = max(ANCHOR_TOKENS, CANDIDATE_TOKENS)
     size = 1 + LIKELIHOOD_CANDIDATES
@@ -210,10 +211,7 @@ def measure_likelihood(
         for at in range(N_ANCHORS)
     ]  # fmt: skip
     start = [lm.tokenizer.bos_token_id]
-    table = [
-        Continuations(start, documents[at : at + PRIOR_GROUP])
-        for at in range(0, len(documents), PRIOR_GROUP)
-    ]
+    table = [Continuations(start, [document]) for document in documents]
 
     def ours(items: Sequence[Continuations]) -> list[list[float]]:
         found: dict[int, list[float]] = {}
@@ -251,6 +249,11 @@ def measure_likelihood(
     shared = cost["likelihood"] + cost["table"] * len(documents) / N_ANCHORS
     scored = LIKELIHOOD_CANDIDATES * CANDIDATE_TOKENS
     share = measure_ceiling(lm).share(ANCHOR_TOKENS + scored, scored, cost["likelihood"])
+    rounding = {}
+    if fp8:
+        exact = torch.tensor([given[at] for at in range(N_PLAIN)])
+        to_fp8(lm.model)  # the model is not used again
+        rounding = {"float8": change(exact, torch.tensor(ours(nodes[:N_PLAIN])))}
     return {
         "nodes_per_s": {"plain": 1 / cost["plain"], "likelihood": 1 / cost["likelihood"]},
         "table_documents_per_s": 1 / cost["table"],
@@ -259,6 +262,18 @@ def measure_likelihood(
         "largest_difference_from_plain": difference,  # of summed log p, natural logarithm
         "ceiling_share": {"likelihood": share},
         "runs_s_per_node": times,
+    } | rounding
+
+
+def change(exact: Tensor, rounded: Tensor) -> dict[str, float]:
+    """What 8-bit weights do to summed log p [nodes, candidates] and to the order of candidates."""
+    places = [scores.argsort(1).argsort(1).double() for scores in (exact, rounded)]
+    x, y = (p - p.mean(1, keepdim=True) for p in places)
+    best = (exact.topk(2).indices.unsqueeze(2) == rounded.topk(2).indices.unsqueeze(1)).any(2)
+    return {
+        "spearman": float(((x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1))).mean()),
+        "best_two_kept": float(best.double().mean()),
+        "mean_change_per_token": float((exact - rounded).abs().mean() / CANDIDATE_TOKENS),
     }
 
 
@@ -275,6 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results file (JSON)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fp8", action="store_true", help="also: what 8-bit weights change")
     parser.add_argument("--prompt", default="paper")
     parser.add_argument("--batch-tokens", type=int, default=6144)
     args = parser.parse_args()
@@ -286,8 +302,8 @@ def main() -> None:
         "versions": versions(PACKAGES),
         "commit": commit(),
     }
-    likelihood = measure_likelihood(lm, texts, args.batch_tokens, args.repeats)
     listwise = measure_listwise(lm, texts, args.prompt, args.batch_tokens, args.repeats)
+    likelihood = measure_likelihood(lm, texts, args.batch_tokens, args.repeats, args.fp8)
     for key in ("likelihood_speedup", "generate_speedup", "constrained_speedup"):
         results[key] = (likelihood | listwise)[key]
     results["ceiling_share"] = likelihood["ceiling_share"] | listwise["ceiling_share"]

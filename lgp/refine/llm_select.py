@@ -20,9 +20,6 @@ from lgp.refine.select import Selection, from_scores, selection
 from lgp.refine.shortlist import Shortlist
 from lgp.store import digest_of
 
-PRIOR_GROUP = 16
-"""Documents whose log p without an anchor is computed in one sequence."""
-
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
@@ -64,14 +61,12 @@ class Likelihood:
         shown = [[c for c in row if c >= 0] for row in shortlist.candidates.tolist()]
         nodes = sorted({c for row in shown for c in row})
         documents = {c: self._document(c) for c in nodes}
+        alone = self._prefix(None)
+        nodes = [c for c in nodes if documents[c]]
         prior, cost_prior = self._ask(
-            "prior",
-            [
-                Continuations(self._prefix(None), [documents[c] for c in group])
-                for group in _groups(nodes, PRIOR_GROUP)
-            ],
+            "prior", [Continuations(alone, [documents[c]]) for c in nodes]
         )
-        logp_prior = dict(zip(nodes, (value for row in prior for value in row), strict=True))
+        logp_prior = {c: value for c, (value,) in zip(nodes, prior, strict=True)}
         given, cost_given = self._ask(
             "given",
             [
@@ -135,7 +130,3 @@ class Likelihood:
         )  # fmt: skip
         tokens = sum(prompts[at].n_tokens for at in asked.fresh)
         return asked.answers, (tokens, len(asked.fresh), asked.replayed)
-
-
-def _groups(items: list[int], size: int) -> list[list[int]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
