@@ -23,8 +23,8 @@ COLLECTIONS = {
 }
 POINTS = (("exact", "exact", 0), ("vanilla", "width", 20))
 METRIC = "ndcg_at_10"
-HEAD = ("collection", "top 20 of", "reranker", "before", "after", "difference", "95 % interval", "p",
-        "better / equal / worse")  # fmt: skip
+HEAD = ("collection", "top 20 of", "reranker", "before", "after", "difference", "95 % interval",
+        "p", "better / equal / worse")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
