@@ -1,8 +1,9 @@
 """Does reranking help? NDCG@10 before and after it, on the same lists, with paired intervals.
 
 `python experiments/rerank.py DATA` runs SciFact and the MS MARCO pool below DATA (first 50
-judged queries, top 20 of exact search and of a vanilla graph at width 20) and writes
-`experiments/results/rerank.md`. Answers are logged in the store, so a second run asks nothing.
+judged queries, top 20 of exact search and of a vanilla graph at width 20) and writes the table,
+which `experiments/results/rerank.md` holds. Answers are logged in the store, so a second run asks
+nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rerank", nargs="+", default=["likelihood", "encoder"])
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--runs", type=Path, default=Path("runs/rerank"))
-    parser.add_argument("--out", type=Path, default=Path("experiments/results/rerank.md"))
+    parser.add_argument("--out", type=Path, default=Path("runs/rerank/table.md"))
     parser.add_argument("words", nargs="*", help="further settings, KEY=VALUE")
     args = parser.parse_intermixed_args(argv)
     table = [_line(HEAD), _line(["---"] * 3 + ["---:"] * 5 + ["---"])]

@@ -9,6 +9,7 @@ caller's business.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import uuid
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from lgp.store import digest_of
+
+log = logging.getLogger(__name__)
 
 
 class AnswerLog:
@@ -29,12 +32,20 @@ class AnswerLog:
         torn: batches dropped because a write was cut short.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shipped: Path | None = None) -> None:
+        """
+        Args:
+            shipped: a folder made elsewhere, read first and never written.
+        """
         self.folder = folder
         self.torn = 0
         self._answers: dict[str, Any] = {}
-        for segment in sorted(folder.glob("*.jsonl")):
-            self._read(segment)
+        for place in (shipped, folder):
+            for segment in sorted(place.glob("*.jsonl")) if place is not None else ():
+                self._read(segment)
+        if self.torn:
+            log.warning("%s: %d cut-off lines dropped, their prompts count as unanswered",
+                        folder, self.torn)  # fmt: skip
         self._segment = folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}.jsonl"
 
     def _read(self, segment: Path) -> None:

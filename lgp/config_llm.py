@@ -30,6 +30,7 @@ class LlmConfig:
     engine: EngineKind = EngineKind.transformers
     mode: LlmMode = LlmMode.likelihood
     dtype: str = "float32"  # or bfloat16
+    fp8: bool = False  # linear layers in 8-bit floats (lgp.fp8): half the memory, other rounding
     device_map: str | None = None  # accelerate's, over several GPUs: "auto"; null = one device
     anchor_tokens: int = 256  # the anchor's text is cut to this
     document_tokens: int = 128  # the text of a candidate or of a context document is cut to this
@@ -44,7 +45,7 @@ class LlmConfig:
     retries: int = 5  # of a request
     tokenizer: str | None = None  # model that cuts texts by tokens; null = 4 characters a token
     no_thinking: bool | None = None  # send enable_thinking=false; null = to models named Qwen3...
-
+    replay: str | None = None  # folder of answers made elsewhere: only these, no weights needed
     prompt_price: float | None = None  # currency per million tokens read; null = not counted
     output_price: float | None = None  # currency per million tokens written
     currency: str = ""
@@ -68,6 +69,10 @@ class LlmConfig:
 
     def _check_server(self) -> None:
         """The knobs of `engine=openai`; a key put in the wrong place is not repeated."""
+        if self.engine is EngineKind.openai and self.fp8:
+            raise ConfigError(
+                "llm.fp8=true with llm.engine=openai: a server chooses its own weights; drop it"
+            )
         if self.engine is not EngineKind.openai:
             for key in ("base_url", "api_key_env", "tokenizer", "no_thinking"):
                 if getattr(self, key) is not None:

@@ -7,26 +7,50 @@ unknown here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from lgp.answers import AnswerLog
 from lgp.ask import Engine
 from lgp.choices import EngineKind
 from lgp.config_llm import LlmConfig
 from lgp.continuous import ContinuousEngine
+from lgp.fp8 import to_fp8
 from lgp.generate import LocalEngine
 from lgp.llm import LanguageModel, load_language_model, load_tokenizer, model_source
 from lgp.openai_engine import OpenAIEngine
 from lgp.replies import is_answered
+from lgp.shipped import keep_facts, shipped_identity, shipped_model
 
 
-@lru_cache(maxsize=2)
-def shared_language_model(
-    name: str, revision: str | None, dtype: str, device: str, device_map: str | None
+def language_model(llm: LlmConfig, device: str) -> LanguageModel:
+    """The configured model, loaded once a process: selector and reranker use the same (paper
+    section 5). With `llm.replay` it has no weights."""
+    if llm.replay is not None:
+        return shipped_model(llm)
+    return _loaded(llm.model, llm.revision, llm.dtype, device, llm.device_map, llm.fp8)
+
+
+@lru_cache(maxsize=2)  # two, since selector and reranker may be told apart
+def _loaded(
+    name: str, revision: str | None, dtype: str, device: str, device_map: str | None, fp8: bool
 ) -> LanguageModel:
-    """A language model, loaded once a process: selector and reranker use the same (paper section
-    5). Two are kept, since they may be told apart."""
-    return load_language_model(name, revision, dtype, device, device_map)
+    lm = load_language_model(name, revision, dtype, device, device_map)
+    if not fp8:
+        return lm
+    to_fp8(lm.model)
+    return replace(lm, identity=lm.identity | {"weights": "fp8"})
+
+
+def answer_log(llm: LlmConfig, device: str, folder: Path) -> AnswerLog:
+    """The log of a model's answers; what replaying it elsewhere needs is kept beside it."""
+    if llm.replay is not None:
+        return AnswerLog(folder, Path(llm.replay))
+    if llm.engine in (EngineKind.transformers, EngineKind.continuous):
+        keep_facts(language_model(llm, device), llm, folder)
+    return AnswerLog(folder)
 
 
 def engine_model(llm: LlmConfig) -> dict[str, Any]:
@@ -38,7 +62,14 @@ def engine_model(llm: LlmConfig) -> dict[str, Any]:
             "no_thinking": llm.sends_no_thinking(),
         }  # fmt: skip
     how = {} if llm.engine is EngineKind.transformers else {"engine": llm.engine.value}
-    return how | {"model": model_source(llm.model, llm.revision), "dtype": llm.dtype}
+    if llm.fp8:
+        how["weights"] = "fp8"
+    source = (
+        model_source(llm.model, llm.revision)
+        if llm.replay is None
+        else shipped_identity(llm)["revision"]
+    )
+    return how | {"model": source, "dtype": llm.dtype}
 
 
 def make_engine(
@@ -63,7 +94,7 @@ def make_engine(
             llm.sends_no_thinking(), llm.concurrency, llm.timeout_s, llm.retries,
             None if llm.tokenizer is None else load_tokenizer(llm.tokenizer),
         )  # fmt: skip
-    lm = shared_language_model(llm.model, llm.revision, llm.dtype, device, llm.device_map)
+    lm = language_model(llm, device)
     if llm.engine is EngineKind.continuous:
         return ContinuousEngine(lm, llm.batch_tokens, room)
     return LocalEngine(lm, llm.batch_tokens, room, answered, stop)

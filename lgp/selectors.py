@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgp.answers import AnswerLog
 from lgp.choices import LlmMode, Pooling, SelectorKind
 from lgp.config import Config, to_plain
 from lgp.embed import HfEncoder, Kind, embed_hf
-from lgp.engines import engine_model, make_engine, shared_language_model
+from lgp.engines import answer_log, engine_model, language_model, make_engine
 from lgp.refine.listwise import Listwise, ListwiseSettings
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.log import EditLog
@@ -105,9 +104,9 @@ def make_selector(
     if kind is SelectorKind.encoder:
         return Encoder(encoder_vectors(), refine.redundancy_weight)
     if kind is SelectorKind.llm:
-        log = AnswerLog(answers)
+        log = answer_log(llm, device, answers)
         if llm.mode is LlmMode.likelihood:
-            lm = shared_language_model(llm.model, llm.revision, llm.dtype, device, llm.device_map)
+            lm = language_model(llm, device)
             return Likelihood(lm, texts, likelihood_settings(config), log, progress)
         engine, settings = make_engine(llm, device), listwise_settings(config)
         return Listwise(engine, texts, config.prompt, settings, log, progress)

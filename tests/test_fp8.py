@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lgp.config_llm import LlmConfig
+from lgp.engines import engine_model, language_model
 from lgp.fp8 import FP8, Fp8Linear, rounded, to_fp8
 from lgp.llm import load_language_model
 
@@ -43,3 +45,14 @@ def test_a_model_keeps_its_embeddings_and_vocabulary_layer(tiny_qwen3: Path) -> 
         a, b = (lm.model(ids).logits.log_softmax(-1) for lm in (plain, small))
     assert 0 < float((a - b).abs().mean()) < 0.5
     assert small.model.get_input_embeddings().weight.dtype == torch.float32
+
+
+def test_answers_of_8_bit_weights_have_their_own_keys(tiny_lm: Path) -> None:
+    plain, small = (
+        language_model(LlmConfig(model=str(tiny_lm), fp8=fp8), "cpu") for fp8 in (False, True)
+    )
+    assert small.identity == plain.identity | {"weights": "fp8"}
+    assert engine_model(LlmConfig(model=str(tiny_lm))) != engine_model(
+        LlmConfig(model=str(tiny_lm), fp8=True)
+    )
+    assert language_model(LlmConfig(model=str(tiny_lm), fp8=True), "cpu") is small

@@ -74,7 +74,7 @@ def load_collection(path: Path) -> Collection:
     neighbors, for which no judgment is needed.
     """
     from lgp.beir import find_file, read_records
-    from lgp.data import join_text
+    from lgp.dataset import join_text
     from lgp.embed import embed_wordllama
 
     def texts(stem: str) -> list[str]:
