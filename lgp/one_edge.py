@@ -81,7 +81,9 @@ def two_hop(graph: Graph, node: int) -> Tensor:
     row = row[row >= 0].long()
     reached = graph.neighbors[row].flatten().long()
     reached = reached[reached >= 0].unique()
-    return reached[~torch.isin(reached, torch.cat([row, row.new_tensor([node])]))]
+    near = torch.isin(reached, torch.cat([row, row.new_tensor([node])]))
+    far: Tensor = reached[~near]
+    return far
 
 
 def variants(graph: Graph, node: int) -> Tensor:
