@@ -67,28 +67,41 @@ def read_records(path: Path) -> Iterator[tuple[str, str, str]]:
         DataError: a line that is not a JSON object, no `_id` or `text`, wrong types, an id used
             twice (the first five are named), or no record at all.
     """
+    for identifier, title, text, _ in _read_fields(path, with_image=False):
+        yield identifier, title, text
+
+
+def read_items(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (id, title, text, image) of each JSON line; "" for a missing or null title or image.
+
+    Where there is an image, the text, too, may be missing or null.
+
+    Raises:
+        DataError: as `read_records`.
+    """
+    yield from _read_fields(path, with_image=True)
+
+
+def _read_fields(path: Path, with_image: bool) -> Iterator[tuple[str, str, str, str]]:
     seen: set[str] = set()
     repeated: list[str] = []
     for number, line in read_lines(path):
-        record = _parse_object(line, f"{path}, line {number}")
-        identifier = _read_id(record, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        record = parse_object(line, where)
+        identifier = _read_id(record, where)
+        image = _optional(record, "image", identifier, where) if with_image else ""
         text = record.get("text")
-        title = record.get("title")
+        if text is None and image:
+            text = ""
         if not isinstance(text, str):
             problem = "no 'text'" if "text" not in record else f"'text' is {_json_type(text)}"
             raise DataError(
-                f"{path}, line {number}: {problem} in record {identifier!r}; it must be a string "
-                'and may be ""'
-            )
-        if title is not None and not isinstance(title, str):
-            raise DataError(
-                f"{path}, line {number}: 'title' of record {identifier!r} is {_json_type(title)}; "
-                "it must be a string or absent"
+                f'{where}: {problem} in record {identifier!r}; it must be a string and may be ""'
             )
         if identifier in seen:
             repeated.append(identifier)
         seen.add(identifier)
-        yield identifier, title or "", text
+        yield identifier, _optional(record, "title", identifier, where), text, image
     if not seen:
         raise DataError(f"{path} holds no record")
     if repeated:
@@ -98,7 +111,18 @@ def read_records(path: Path) -> Iterator[tuple[str, str, str]]:
         )
 
 
-def _parse_object(line: str, where: str) -> dict[str, Any]:
+def _optional(record: dict[str, Any], key: str, identifier: str, where: str) -> str:
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise DataError(
+            f"{where}: {key!r} of record {identifier!r} is {_json_type(value)}; it must be a "
+            "string or absent"
+        )
+    return value or ""
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """The JSON object of a line; `where` names it in the `DataError` raised for anything else."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

@@ -9,6 +9,75 @@ class DatasetKind(Enum):
     toy = "toy"
     pydocs = "pydocs"
     beir = "beir"
+    bright = "bright"
+    mbeir = "mbeir"
+    image_text = "image_text"
+
+
+class Direction(Enum):
+    """image_text: which side is searched; the other one asks."""
+
+    text_to_image = "text_to_image"
+    image_to_text = "image_to_text"
+
+
+class BrightTask(Enum):
+    """The 12 datasets of BRIGHT; values are its names of splits."""
+
+    biology = "biology"
+    earth_science = "earth_science"
+    economics = "economics"
+    psychology = "psychology"
+    robotics = "robotics"
+    stackoverflow = "stackoverflow"
+    sustainable_living = "sustainable_living"
+    leetcode = "leetcode"
+    pony = "pony"
+    aops = "aops"
+    theoremqa_questions = "theoremqa_questions"
+    theoremqa_theorems = "theoremqa_theorems"
+
+
+class MbeirTask(Enum):
+    """The 16 tasks of M-BEIR that have a pool of their own."""
+
+    visualnews_task0 = "visualnews_task0"
+    mscoco_task0 = "mscoco_task0"
+    fashion200k_task0 = "fashion200k_task0"
+    webqa_task1 = "webqa_task1"
+    edis_task2 = "edis_task2"
+    webqa_task2 = "webqa_task2"
+    visualnews_task3 = "visualnews_task3"
+    mscoco_task3 = "mscoco_task3"
+    fashion200k_task3 = "fashion200k_task3"
+    nights_task4 = "nights_task4"
+    oven_task6 = "oven_task6"
+    infoseek_task6 = "infoseek_task6"
+    fashioniq_task7 = "fashioniq_task7"
+    cirr_task7 = "cirr_task7"
+    oven_task8 = "oven_task8"
+    infoseek_task8 = "infoseek_task8"
+
+
+class QuerySource(Enum):
+    """BRIGHT: the queries as asked, or as a language model rewrote them; values are folders."""
+
+    original = "examples"
+    gpt4_reason = "gpt4_reason"
+    claude_3_opus_reason = "claude-3-opus_reason"
+    gemini_1_0_reason = "Gemini-1.0_reason"
+    llama3_70b_reason = "llama3-70b_reason"
+    grit_reason = "grit_reason"
+
+
+class Instruction(Enum):
+    """What an embedder reads before each query: nothing, BRIGHT's sentences as its Qwen-like or
+    its BGE models read them, or one of M-BEIR's own."""
+
+    none = "none"
+    qwen = "qwen"
+    bge = "bge"
+    uniir = "uniir"
 
 
 class EmptyDocuments(Enum):
@@ -28,6 +97,7 @@ class UnknownIds(Enum):
 class EmbedderKind(Enum):
     wordllama = "wordllama"
     hf = "hf"
+    open_clip = "open_clip"
     precomputed = "precomputed"
 
 
@@ -37,6 +107,27 @@ class Pooling(Enum):
     mean = "mean"
     cls = "cls"
     last = "last"
+
+
+class Storage(Enum):
+    """In which precision vectors lie in the store; they are float32 wherever they are used."""
+
+    float32 = "float32"
+    float16 = "float16"
+
+
+class Fusion(Enum):
+    """How the features of a text and of an image become one vector, normalised afterwards."""
+
+    sum = "sum"
+    normalise_then_sum = "normalise_then_sum"
+
+
+class CorruptImages(Enum):
+    """What happens to files that are no images: nothing runs, or they count as no image."""
+
+    error = "error"
+    skip = "skip"
 
 
 class IndexKind(Enum):
@@ -100,11 +191,12 @@ class LlmMode(Enum):
 
 
 class EngineKind(Enum):
-    """Where a language model runs: here, here under transformers' continuous batching, or behind
-    an OpenAI-compatible server."""
+    """Where a language model runs: here, here under transformers' continuous batching, here with
+    images (a vision-language model), or behind an OpenAI-compatible server."""
 
     transformers = "transformers"
     continuous = "continuous"
+    vlm = "vlm"
     openai = "openai"
 
 

@@ -56,8 +56,12 @@ def _job(cfg: Any) -> None:
     config = to_config(cfg)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lgp.pipeline import run
+    from lgp.stages import Stages, process_rank
     from lgp.track import track
 
+    if process_rank()[0] > 0:  # of `accelerate launch`: all embed, the first one does the rest
+        Stages(config).embed_all()
+        return
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     run(config, run_dir)
     track(config, run_dir)

@@ -12,12 +12,13 @@ from enum import Enum
 from typing import Any
 
 from lgp.choices import (
-    DatasetKind,
+    CorruptImages,
     EmbedderKind,
-    EmptyDocuments,
     EngineKind,
     Exclude,
+    Fusion,
     IndexKind,
+    Instruction,
     LlmMode,
     MetricName,
     NodeOrder,
@@ -25,54 +26,44 @@ from lgp.choices import (
     RerankKind,
     SelectorKind,
     ShortlistRule,
+    Storage,
     TrackingMode,
-    UnknownIds,
     VictimRule,
     When,
 )
+from lgp.config_data import DatasetConfig
 from lgp.config_llm import ConfigError as ConfigError
 from lgp.config_llm import LlmConfig, PromptConfig
 from lgp.config_llm import at_least as _at_least
 
 
 @dataclass
-class DatasetConfig:
-    kind: DatasetKind = DatasetKind.toy
-    path: str | None = None  # BEIR folder
-    split: str = "test"  # qrels/<split>.tsv
-    excluded: str | None = None  # file of (query, document) pairs never returned
-    empty: EmptyDocuments = EmptyDocuments.embed
-    unknown_qrels: UnknownIds = UnknownIds.error
-    relevance_level: int = 1  # smallest relevant grade for Recall (2 for the MS MARCO DL pools)
-    packages: list[str] = field(default_factory=lambda: ["numpy"])  # pydocs
-    max_queries: int | None = None  # evaluate the first so many judged queries only
-
-    def __post_init__(self) -> None:
-        if self.kind is DatasetKind.beir and not self.path:
-            raise ConfigError("dataset.path is not set; dataset=beir needs a BEIR-layout folder")
-        _at_least("dataset.relevance_level", self.relevance_level, 1, "grades below 1 are not")
-        if self.max_queries is not None:
-            _at_least("dataset.max_queries", self.max_queries, 1, "leave it null for all")
-
-
-@dataclass
 class EmbedderConfig:
     kind: EmbedderKind = EmbedderKind.wordllama
-    model: str | None = None  # hf: hub name, folder, or "minilm"
+    model: str | None = None  # hf: hub name, folder, or "minilm"; open_clip: a name it lists
     revision: str | None = None
     pooling: Pooling = Pooling.mean
     query_template: str = "{text}"
     document_template: str = "{text}"
     max_tokens: int = 256
     batch_tokens: int = 8192  # padded tokens a batch
-    dtype: str = "float32"  # or bfloat16
+    dtype: str = "float32"  # or bfloat16; auto: bfloat16 on a GPU, float32 on a CPU
+    storage: Storage = Storage.float32  # precision of the vectors in the store
     expected_final_token: str | None = None  # checked under last pooling
     document_vectors: str | None = None  # precomputed: .npy / .safetensors in corpus order
     query_vectors: str | None = None  # precomputed: in order of the judged queries
+    pretrained: str | None = "openai"  # this and the next five: open_clip. Tag of the weights
+    checkpoint: str | None = None  # file with the weights; null = the hub's
+    random_weights: bool = False  # noise instead of weights, for rehearsals
+    fusion: Fusion = Fusion.sum  # of text and image; not in the paper
+    corrupt_images: CorruptImages = CorruptImages.error
+    batch_size: int = 256  # items at a time
 
     def __post_init__(self) -> None:
-        if self.kind is EmbedderKind.hf and not self.model:
-            raise ConfigError("embedder.model is not set; embedder=hf needs a name or a folder")
+        if self.kind in (EmbedderKind.hf, EmbedderKind.open_clip) and not self.model:
+            raise ConfigError(
+                f"embedder.model is not set; embedder={self.kind.value} needs a name or a folder"
+            )
         if self.kind is EmbedderKind.precomputed and not (
             self.document_vectors and self.query_vectors
         ):
@@ -82,9 +73,17 @@ class EmbedderConfig:
         for key in ("query_template", "document_template"):
             if "{text}" not in getattr(self, key):
                 raise ConfigError(f"embedder.{key}={getattr(self, key)!r} lacks {{text}}; add it")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"embedder.dtype={self.dtype} is not one of float32, bfloat16")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"embedder.dtype={self.dtype} is not one of auto, float32, bfloat16")
         _at_least("embedder.max_tokens", self.max_tokens, 1, "raise it")
+        _at_least("embedder.batch_size", self.batch_size, 1, "raise it")
+        if self.kind is not EmbedderKind.open_clip:
+            for key in ("checkpoint", "random_weights"):
+                if getattr(self, key):
+                    raise ConfigError(
+                        f"embedder.{key} is set with embedder.kind={self.kind.value}, which does "
+                        "not read it; drop it, or choose embedder=open_clip"
+                    )
 
 
 @dataclass
@@ -277,6 +276,13 @@ class Config:
             raise ConfigError(
                 "refine.when=build with index.kind=hnsw: an HNSW is refined when it is finished; "
                 "set refine.when=post"
+            )
+        asked, template = self.dataset.instruction, self.embedder.query_template
+        if asked is not Instruction.none and template != "{text}":
+            raise ConfigError(
+                f"dataset.instruction={asked.value} with embedder.query_template={template!r}: a "
+                "query would get two instructions; set dataset.instruction=none or "
+                "embedder.query_template={text}"
             )
         if SelectorKind.llm in (self.refine.selector, *self.refine.controls):
             self._check_llm()

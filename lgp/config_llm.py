@@ -36,6 +36,8 @@ class LlmConfig:
     document_tokens: int = 128  # the text of a candidate or of a context document is cut to this
     batch_tokens: int = 4096  # padded tokens a batch
     min_score: float | None = None  # likelihood: picks below it are dropped
+    min_pixels: int | None = None  # vlm: smaller images are scaled up; null = the model's bounds
+    max_pixels: int | None = None  # vlm: larger images are scaled down
     new_tokens: int = 32  # generate: tokens an answer may have
     shuffle: int | None = None  # generate, constrained: seed of the order shown; null = shortlist's
     base_url: str | None = None  # this and the next six: openai. Address up to /v1
@@ -65,7 +67,28 @@ class LlmConfig:
                 f"llm.engine={self.engine.value} with llm.mode={self.mode.value}: it only writes; "
                 "set llm.mode=generate, or llm.engine=transformers"
             )
+        self._check_images()
         self._check_server()
+
+    def _check_images(self) -> None:
+        """The knobs of `engine=vlm`."""
+        if self.engine is EngineKind.vlm:
+            if self.fp8:
+                raise ConfigError("llm.fp8=true with llm.engine=vlm is not offered; drop it")
+            if self.replay is not None:
+                raise ConfigError("llm.replay with llm.engine=vlm is not offered; drop it")
+            low, high = self.min_pixels, self.max_pixels
+            if low is not None and high is not None and low > high:
+                raise ConfigError(f"llm.min_pixels={low} is above llm.max_pixels={high}; lower it")
+        for key in ("min_pixels", "max_pixels"):
+            value = getattr(self, key)
+            if value is not None and self.engine is not EngineKind.vlm:
+                raise ConfigError(
+                    f"llm.{key} is set with llm.engine={self.engine.value}, which reads no "
+                    "images; drop it, or set llm.engine=vlm"
+                )
+            if value is not None:
+                at_least(f"llm.{key}", value, 1, "leave it null for the model's bound")
 
     def _check_server(self) -> None:
         """The knobs of `engine=openai`; a key put in the wrong place is not repeated."""
@@ -119,6 +142,7 @@ class PromptConfig:
     selection_user: str | None = None
     ranking_system: str | None = None  # listwise reranking (C.2)
     ranking_user: str | None = None
+    passage_mark: str = "[{n}] "  # before each passage in listwise reranking
     query_prefix: str = "Passage: {document}\nQuery: "  # before a query in likelihood reranking
     documents: str = "documents"  # what the collection holds, for {documents}
     uses: str = ""  # what makes a candidate useful there, for {uses}
@@ -127,6 +151,11 @@ class PromptConfig:
         if self.prefix.count("{anchor}") != 1:
             raise ConfigError(
                 f"prompt.prefix={self.prefix!r} must hold {{anchor}} exactly once; add it"
+            )
+        if "[{n}]" not in self.passage_mark:
+            raise ConfigError(
+                f"prompt.passage_mark={self.passage_mark!r} lacks [{{n}}], by which answers name "
+                "passages; add it"
             )
         for key, placeholders in PLACEHOLDERS.items():
             if getattr(self, key) is None:

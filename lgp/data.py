@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lgp.beir import DataError, find_file, read_excluded, read_qrels, read_records
-from lgp.choices import EmptyDocuments, UnknownIds
+from lgp.bright import SOURCE as BRIGHT
+from lgp.bright import load_bright
+from lgp.choices import BrightTask, DatasetKind, EmptyDocuments, MbeirTask, UnknownIds
+from lgp.config_data import DatasetConfig
 from lgp.dataset import Dataset, assemble, judged_dataset
+from lgp.hub import HubSource
+from lgp.image_text import load_image_text
+from lgp.mbeir import SOURCE as MBEIR
+from lgp.mbeir import load_mbeir
 from lgp.pydocs import Page, package_versions, read_pages, resolve_targets
 from lgp.toy import generate
 
@@ -21,9 +28,44 @@ __all__ = [
     "EmptyDocuments",
     "UnknownIds",
     "load_beir",
+    "load_dataset",
     "load_pydocs",
     "load_toy",
 ]
+
+
+def load_dataset(c: DatasetConfig) -> Dataset:
+    """The collection that checked settings name.
+
+    Raises:
+        DataError: as the loader of its kind.
+    """
+    if c.kind is DatasetKind.toy:
+        return load_toy()
+    if c.kind is DatasetKind.pydocs:
+        return load_pydocs(c.packages)
+    if c.kind is DatasetKind.bright:
+        return load_bright(
+            BrightTask(c.task), c.path, _source(c, BRIGHT), c.queries, c.long_documents,
+            c.instruction, c.empty, c.unknown_qrels,
+        )  # fmt: skip
+    if c.kind is DatasetKind.mbeir:
+        return load_mbeir(
+            MbeirTask(c.task), c.path, c.split, _source(c, MBEIR), c.images, c.instruction,
+            c.sample_queries, c.seed, c.empty, c.unknown_qrels,
+        )  # fmt: skip
+    assert c.path is not None
+    excluded = Path(c.excluded) if c.excluded else None
+    if c.kind is DatasetKind.image_text:
+        return load_image_text(
+            Path(c.path), c.split, c.direction, excluded, c.empty, c.unknown_qrels,
+            c.relevance_level,
+        )  # fmt: skip
+    return load_beir(Path(c.path), c.split, excluded, c.empty, c.unknown_qrels, c.relevance_level)
+
+
+def _source(c: DatasetConfig, standard: HubSource) -> HubSource:
+    return HubSource(c.repository or standard.name, c.revision or standard.revision)
 
 
 def load_beir(
@@ -56,7 +98,7 @@ def load_beir(
 
     return judged_dataset(
         path.resolve().name, documents, queries, qrels, excluded, f"qrels/{split}.tsv",
-        empty, unknown_qrels, relevance_level, {"split": split},
+        empty, unknown_qrels, relevance_level, {"split": split}, excluded_where=str(excluded_path),
     )  # fmt: skip
 
 

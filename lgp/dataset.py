@@ -8,7 +8,8 @@ duplicates are left to later stages; duplicates are only counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from lgp.choices import EmptyDocuments, UnknownIds
 
 if TYPE_CHECKING:
     from lgp.images import ImageFolder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Dataset:
         info: counts and versions, JSON-able: n_docs, n_queries, n_qrels, n_empty (seen, before any
             dropping), n_dropped_empty, n_duplicate_texts (equal to an earlier document's, after
             dropping), n_dropped_qrels, n_dropped_excluded, n_excluded_relevant (excluded although
-            relevant), n_empty_queries, n_queries_without_relevant (no grade >= relevance_level).
+            relevant), n_empty_queries, n_queries_without_relevant (no grade >= relevance_level),
+            recall_at_10_ceiling (what the best possible lists would have).
         images, query_images: references that `image_folder` opens, parallel to `doc_ids` and
             `query_ids`; "" = no image, an empty list = no images at all. With images, "empty" and
             "duplicate" speak of text and image together.
@@ -71,6 +75,29 @@ class Dataset:
         return [head + text for head, text in zip(self.instructions, self.queries, strict=True)]
 
 
+def say_unread_images(dataset: Dataset, documents: bool, reader: str) -> None:
+    """Refuse images without any text, and warn of images beside text, that `reader` cannot see.
+
+    Args:
+        documents: look at the documents, else at the queries.
+        reader: who reads text only, for the message, such as "embedder=wordllama".
+    Raises:
+        DataError: some have an image and no text.
+    """
+    images = dataset.images if documents else dataset.query_images
+    texts = dataset.texts if documents else dataset.queries
+    what = "documents" if documents else "queries"
+    with_text = [bool(text) for image, text in zip(images, texts, strict=False) if image]
+    if not all(with_text):
+        raise DataError(
+            f"{with_text.count(False)} of {len(texts)} {what} of {dataset.name} are images without "
+            f"text, which {reader} does not read; choose one that reads images, or "
+            "embedder=precomputed"
+        )
+    if with_text:
+        log.warning("%s does not read the images of %d %s", reader, len(with_text), what)
+
+
 def join_text(title: str, body: str) -> str:
     """Title, a space and body, without outer white space; "" for an empty document."""
     # Without a title the body itself comes back where it can: large corpora are then held once.
@@ -92,13 +119,16 @@ def judged_dataset(
     query_images: Mapping[str, str] | None = None,
     image_folder: ImageFolder | None = None,
     instructions: Mapping[str, str] | None = None,
+    excluded_where: str = "excluded_ids",
+    only: Collection[str] | None = None,
 ) -> Dataset:
     """What a benchmark's files say, checked against each other; only judged queries are kept.
 
     Args:
         documents: (id, title, body). queries: {id: text}, more than the judged ones, too.
-        where: the judgments' file, for messages.
+        where, excluded_where: what messages call the judgments and the exclusions.
         images, query_images, instructions: {id: as in `Dataset`}; ids without one may be absent.
+        only: the queries kept, of those judged; None = all.
     Raises:
         DataError: unknown ids in qrels or excluded, no judged query, or nothing but empty
             documents.
@@ -115,7 +145,9 @@ def judged_dataset(
     if unknown_qrels is UnknownIds.error:
         way_out = "correct the file or set unknown_qrels=drop"
         _refuse_unknown(qrels, queries, corpus_ids, where, way_out)
-        _refuse_unknown(excluded, queries, corpus_ids, "the list of excluded documents", way_out)
+        _refuse_unknown(excluded, queries, corpus_ids, excluded_where, way_out)
+    if only is not None:
+        qrels = {query: found for query, found in qrels.items() if query in only}
     query_ids = [identifier for identifier in queries if identifier in qrels]
     if not query_ids:
         raise DataError(f"no query of {where} is in the queries file")
@@ -196,6 +228,7 @@ def assemble(
         "n_excluded_relevant": sum(len(relevant[q] & docs) for q, docs in excluded.items()),
         "n_empty_queries": sum(not (text.strip() or image) for text, image in pairs),
         "n_queries_without_relevant": sum(not docs for docs in relevant.values()),
+        "recall_at_10_ceiling": _recall_ceiling([len(docs) for docs in relevant.values()], 10),
     }
     return Dataset(
         name=name,
@@ -213,6 +246,12 @@ def assemble(
         image_folder=image_folder,
         instructions=list(instructions),
     )
+
+
+def _recall_ceiling(n_relevant: Sequence[int], k: int) -> float:
+    """The mean Recall@k of perfect lists, over queries with a relevant document; 0 if none has."""
+    shares = [min(1.0, k / n) for n in n_relevant if n]
+    return round(sum(shares) / len(shares), 6) if shares else 0.0
 
 
 def _refuse_unknown(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lgp.blocks import Plan, embed_plan
 from lgp.choices import Pooling
 from lgp.packaged import WORDLLAMA_FILES, model_path, packaged_file, source_digest
 from lgp.vectors import Vectors, check_vectors, embed_precomputed, refuse_rows
@@ -31,6 +32,8 @@ __all__ = [
     "embed_precomputed",
     "embed_wordllama",
     "model_path",
+    "plan_hf",
+    "plan_wordllama",
     "source_digest",
 ]
 
@@ -102,6 +105,12 @@ def embed_wordllama(texts: Sequence[str]) -> Vectors:
     Raises:
         ModuleNotFoundError: the wordllama wheel is not installed.
     """
+    vectors = embed_plan(plan_wordllama(texts), progress=False)
+    return check_vectors(vectors, "wordllama vectors", normalise=True)
+
+
+def plan_wordllama(texts: Sequence[str]) -> Plan:
+    """`embed_wordllama` as a plan: its rows before they are normalised."""
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
 
@@ -111,17 +120,21 @@ def embed_wordllama(texts: Sequence[str]) -> Vectors:
     table = load_file(weights)["embedding.weight"].astype(np.float32)  # [32000, 256]
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.no_truncation()
-    vectors = np.empty((len(texts), table.shape[1]), dtype=np.float32)
+
     n_without = 0
-    for first in range(0, len(texts), 1024):  # encodings hold offsets and strings: a lot of memory
-        chunk = list(texts[first : first + 1024])
+
+    def embed(batch: Sequence[int]) -> Vectors:
+        nonlocal n_without
+        chunk = [texts[place] for place in batch]
         encodings = tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
-        for row, encoding in enumerate(encodings, start=first):
-            n_without += not encoding.ids
-            vectors[row] = table[encoding.ids or [START_TOKEN]].mean(axis=0)
-    if n_without:
-        log.warning("%d of %d texts have no token and share one vector", n_without, len(texts))
-    return check_vectors(vectors, "wordllama vectors", normalise=True)
+        n_without += sum(not encoding.ids for encoding in encodings)
+        if n_without and batch[-1] == len(texts) - 1:
+            log.warning("%d of %d texts have no token and share one vector", n_without, len(texts))
+        return np.stack([table[e.ids or [START_TOKEN]].mean(axis=0) for e in encodings])
+
+    # Encodings hold offsets and strings: a lot of memory.
+    batches = [range(at, min(at + 1024, len(texts))) for at in range(0, len(texts), 1024)]
+    return Plan(batches, embed, [1] * len(texts), "embedding", "text")
 
 
 def embed_hf(
@@ -137,7 +150,12 @@ def embed_hf(
         ValueError: `max_tokens` above the model's positions, a text without any token (its rows
             are named), or an input that does not end with `expected_final_token`.
     """
-    from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+    vectors = embed_plan(plan_hf(texts, kind, encoder, device), progress)
+    return check_vectors(vectors, f"vectors of {encoder.model}", normalise=True)
+
+
+def plan_hf(texts: Sequence[str], kind: Kind, encoder: HfEncoder, device: str) -> Plan:
+    """`embed_hf` as a plan: its rows before they are normalised. The model is loaded."""
     from transformers import AutoModel, AutoTokenizer
 
     name = model_path(encoder.model)
@@ -154,27 +172,18 @@ def embed_hf(
         )
     template = encoder.query_template if kind is Kind.QUERY else encoder.document_template
     inputs = _tokenize([template.replace("{text}", text) for text in texts], tokenizer, encoder)
+    lengths = [len(ids) for ids in inputs]
     model = model.to(device).eval()
-    vectors = np.empty((len(texts), 0), dtype=np.float32)
-    order = sorted(range(len(inputs)), key=lambda row: -len(inputs[row]))
-    # The bar counts tokens: texts come longest first, so a rate in texts would keep changing.
-    with (
-        tqdm(
-            total=sum(map(len, inputs)),
-            desc=f"embedding, {kind.value}",
-            unit="tok",
-            unit_scale=True,
-            disable=not progress,
-        ) as bar,
-        torch.inference_mode(),
-    ):
-        for rows in _batches(order, [len(ids) for ids in inputs], encoder.batch_tokens):
-            pooled = _pool([inputs[row] for row in rows], model, tokenizer, encoder.pooling)
-            if vectors.shape[1] == 0:  # the width is not in every model's config
-                vectors = np.empty((len(texts), pooled.shape[1]), dtype=np.float32)
-            vectors[rows] = pooled.float().cpu().numpy()
-            bar.update(sum(len(inputs[row]) for row in rows))
-    return check_vectors(vectors, f"vectors of {encoder.model}", normalise=True)
+
+    @torch.inference_mode()
+    def embed(batch: Sequence[int]) -> Vectors:
+        pooled = _pool([inputs[place] for place in batch], model, tokenizer, encoder.pooling)
+        found: Vectors = pooled.float().cpu().numpy()
+        return found
+
+    order = sorted(range(len(inputs)), key=lambda place: -lengths[place])
+    batches = _batches(order, lengths, encoder.batch_tokens)
+    return Plan(batches, embed, lengths, f"embedding, {kind.value}")
 
 
 def _tokenize(

@@ -1,33 +1,51 @@
-"""Vectors of texts through the stage store: embedded once, reused by every job.
+"""Vectors of texts and images through the stage store: embedded once, reused by every job.
 
-In: texts and an encoder. Out: float32 unit rows. How an encoder works is in `lgp.embed`.
+In: texts, or pairs of text and image, and an encoder. Out: float32 unit rows. How an encoder works
+is in `lgp.embed` and `lgp.embed_clip`, how a killed job goes on in `lgp.blocks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lgp.blocks import BlockFiles, Plan, embed_plan, plan_blocks
+from lgp.choices import Storage
 from lgp.config import to_plain
-from lgp.embed import HfEncoder, Kind, embed_hf, embed_wordllama, source_digest
-from lgp.store import Store, digest_of
+from lgp.embed import HfEncoder, Kind, plan_hf, plan_wordllama, source_digest
+from lgp.embed_clip import ClipEncoder, Item, clip_digest, plan_clip
+from lgp.images import ImageFolder, Pictures
+from lgp.store import MANIFEST, Store, digest_of
+from lgp.vectors import check_vectors
+
+log = logging.getLogger(__name__)
 
 STAGE_VERSION = 1
 """Raise it when an encoder's code changes its vectors."""
 
 
 def stored_vectors(
-    store: Store, texts: Sequence[str], kind: Kind, encoder: HfEncoder | None, device: str
+    store: Store,
+    texts: Sequence[str],
+    kind: Kind,
+    encoder: HfEncoder | None,
+    device: str,
+    storage: Storage = Storage.float32,
 ) -> Tensor:
     """Unit vectors of texts, float32 [len(texts), D]; each distinct text is embedded once.
 
     Args:
         encoder: None = the static wordllama vectors.
+        storage: how rows lie in the store; float16 halves it and moves each component by up to
+            2^-11 of itself.
     """
     distinct = list(dict.fromkeys(texts))
     source = "wordllama" if encoder is None else encoder.model
@@ -39,14 +57,90 @@ def stored_vectors(
         "weights": source_digest(source, revision),
     }
 
-    def compute(folder: Path) -> None:
+    def plan() -> Plan:
         if encoder is None:
-            vectors = embed_wordllama(distinct)
-        else:
-            vectors = embed_hf(distinct, kind, encoder, device)
-        save_file({"vectors": torch.from_numpy(vectors)}, folder / "vectors.safetensors")
+            return plan_wordllama(distinct)
+        return plan_hf(distinct, kind, encoder, device)
 
-    stage = store.get("vectors", STAGE_VERSION, inputs, compute)
-    vectors = load_file(stage / "vectors.safetensors")["vectors"]
+    vectors = _stored(store, inputs, plan, storage, f"vectors of {source}")
     row = {text: at for at, text in enumerate(distinct)}
     return vectors[[row[text] for text in texts]]
+
+
+def stored_items(
+    store: Store,
+    items: Sequence[Item],
+    folder: ImageFolder | None,
+    encoder: ClipEncoder,
+    device: str,
+    storage: Storage = Storage.float32,
+) -> Tensor:
+    """Unit vectors of texts with or without images, float32 [len(items), D].
+
+    Each distinct pair (text, image file's digest) is embedded once, so that copies of an image
+    under other names have bit-equal rows.
+    """
+    refs = [item.image for item in items]
+    digests = refs if folder is None else Pictures(folder, refs).digests()
+    keys = [(item.text, digest) for item, digest in zip(items, digests, strict=True)]
+    first = dict(zip(reversed(keys), reversed(items), strict=True))
+    distinct = list(dict.fromkeys(keys))
+    inputs = {
+        "items": digest_of([list(key) for key in distinct]),
+        "encoder": encoder.key(),
+        "weights": clip_digest(encoder),
+    }
+    vectors = _stored(
+        store, inputs, lambda: plan_clip([first[key] for key in distinct], folder, encoder, device),
+        storage, f"vectors of {encoder.model}",
+    )  # fmt: skip
+    row = {key: at for at, key in enumerate(distinct)}
+    return vectors[[row[key] for key in keys]]
+
+
+def _stored(
+    store: Store,
+    inputs: dict[str, Any],
+    make_plan: Callable[[], Plan],
+    storage: Storage,
+    what: str,
+) -> Tensor:
+    """The stage's rows, float32 unit [n, D].
+
+    More than one block is kept in files beside the stage until it is finished.
+    """
+    if storage is not Storage.float32:
+        inputs = inputs | {"storage": storage.value}
+    final = store.path("vectors", STAGE_VERSION, inputs)
+    parts = store.root / f".{final.name}.part"
+    plan: Plan | None = None
+    files: BlockFiles | None = None
+    if not _is_finished(final):
+        plan = make_plan()
+        if len(plan_blocks(plan)) > 1:
+            files = BlockFiles(plan, parts, lambda: _is_finished(final))
+            files.fill()
+
+    def compute(folder: Path) -> Mapping[str, Any] | None:
+        assert plan is not None
+        rows = embed_plan(plan) if files is None else files.join()
+        rows = check_vectors(rows, what, normalise=True)
+        kept = torch.from_numpy(rows).to(getattr(torch, storage.value))
+        save_file({"vectors": kept}, folder / "vectors.safetensors")
+        return None
+
+    try:
+        stage = store.get("vectors", STAGE_VERSION, inputs, compute)
+    except FileNotFoundError:
+        if not _is_finished(final):  # else another machine joined the blocks and removed them
+            raise
+        stage = final
+    shutil.rmtree(parts, ignore_errors=True)
+    vectors = load_file(stage / "vectors.safetensors")["vectors"]
+    if storage is Storage.float32:
+        return vectors
+    return torch.from_numpy(check_vectors(vectors.float().numpy(), what, normalise=True))
+
+
+def _is_finished(stage: Path) -> bool:
+    return (stage / MANIFEST).is_file()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lgp import formats
 from lgp.beir import read_judgments, read_records
-from lgp.data import join_text
+from lgp.dataset import join_text
 from lgp.distance import Points, check_dimensions, exact_knn
 from lgp.evaluate import evaluate, judged_queries
 from lgp.formats import ForeignIndex

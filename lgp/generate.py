@@ -6,9 +6,10 @@ Documents in a chat are encoded as data: whatever they spell, they end no turn a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
@@ -67,15 +68,19 @@ class LocalEngine:
             ValueError: it is longer than the model's context.
         """
         ids, shared = encode_chat(self.lm, chat)
+        self._check_length(len(ids))
+        return Prompt(ids, len(ids) + self.new_tokens, shared)
+
+    def _check_length(self, n_tokens: int) -> None:
+        """Refuse a prompt that leaves no room for its answer (ValueError)."""
         config = self.lm.model.config.get_text_config()
         longest = getattr(config, "max_position_embeddings", None)
-        if longest is not None and len(ids) + self.new_tokens > longest:
+        if longest is not None and n_tokens + self.new_tokens > longest:
             raise ValueError(
-                f"a prompt of {len(ids)} tokens and an answer of {self.new_tokens} exceed the "
+                f"a prompt of {n_tokens} tokens and an answer of {self.new_tokens} exceed the "
                 f"model's {longest}; lower llm.document_tokens or refine.shortlist_size, in "
                 "reranking rerank.document_tokens or rerank.window"
             )
-        return Prompt(ids, len(ids) + self.new_tokens, shared)
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
@@ -147,17 +152,11 @@ def encode_chat(lm: LanguageModel, chat: Chat) -> tuple[list[int], int]:
     gets the messages one after the other.
 
     Raises:
-        ValueError: the chat template drops or repeats a message's text.
+        ValueError: the chat template drops or repeats a message's text, or the chat has images.
     """
-    documents = [piece.text for piece in (*chat.system, *chat.user) if piece.data]
-    numbers = iter(range(len(documents)))
-
-    def marked(pieces: tuple[Piece, ...]) -> str:
-        return "".join(
-            f"{_MARK}{next(numbers)}{_END}" if piece.data else piece.text for piece in pieces
-        )
-
-    contents = {"system": marked(chat.system), "user": marked(chat.user)}
+    chat.refuse_images()
+    numbers = count()
+    contents = {"system": marked(chat.system, numbers), "user": marked(chat.user, numbers)}
     messages = [{"role": role, "content": text} for role, text in contents.items() if text]
     if lm.tokenizer.chat_template is None:
         text = (lm.tokenizer.bos_token or "") + "\n\n".join(m["content"] for m in messages) + "\n\n"
@@ -165,6 +164,22 @@ def encode_chat(lm: LanguageModel, chat: Chat) -> tuple[list[int], int]:
         text = lm.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
+    return encode_marked(lm, text, [p.text for p in (*chat.system, *chat.user) if p.data])
+
+
+def marked(pieces: Sequence[Piece], numbers: Iterator[int]) -> str:
+    """The pieces' text, with a numbered mark in place of each document."""
+    return "".join(
+        f"{_MARK}{next(numbers)}{_END}" if piece.data else piece.text for piece in pieces
+    )
+
+
+def encode_marked(lm: LanguageModel, text: str, documents: Sequence[str]) -> tuple[list[int], int]:
+    """(token ids of a text whose marks stand for documents, how many come before the first one).
+
+    Raises:
+        ValueError: the marks are not those of all documents in order.
+    """
     head, *tails = text.split(_MARK)
     parts = [tail.partition(_END) for tail in tails]
     if [number for number, _, _ in parts] != [str(i) for i in range(len(documents))]:

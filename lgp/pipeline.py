@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lgp.answers import AnswerLog
-from lgp.choices import Exclude, RerankKind, SelectorKind
+from lgp.choices import EngineKind, Exclude, RerankKind, SelectorKind
 from lgp.comparison import comparison_table
 from lgp.config import Config, to_plain
 from lgp.cost import Prices
+from lgp.dataset import say_unread_images
 from lgp.distance import GIB
 from lgp.embed import Kind
-from lgp.engines import shared_language_model
+from lgp.engines import answer_log, language_model
 from lgp.index import Index, describe_index
 from lgp.refine.log import EditLog
 from lgp.report import print_report, write_report
@@ -43,6 +43,10 @@ def reranker(stages: Stages) -> Rerank | None:
     if c.kind is RerankKind.none:
         return None
     documents, rows = stages.dataset.texts, stages.collection.queries
+    reads_images = c.kind is RerankKind.listwise and stages.config.llm.engine is EngineKind.vlm
+    if not reads_images:
+        for side in (True, False):
+            say_unread_images(stages.dataset, side, f"rerank={c.kind.value}")
     if c.kind is RerankKind.encoder:
         encoder = mean_encoder(c.model or "minilm", c.max_tokens)
         queries = stages.embed(stages.dataset.queries, Kind.QUERY, encoder)[rows]
@@ -51,19 +55,27 @@ def reranker(stages: Stages) -> Rerank | None:
     if c.model is not None and c.model != llm.model:
         llm = replace(llm, model=c.model, revision=c.revision)
     texts = [stages.dataset.queries[row] for row in rows]
-    answers = AnswerLog(stages.store.root / "answers")
+    answers = answer_log(llm, stages.device, stages.store.root / "answers")
     if c.kind is RerankKind.likelihood:
-        lm = shared_language_model(
-            llm.model, llm.revision, llm.dtype, stages.device, llm.device_map
-        )
+        lm = language_model(llm, stages.device)
         return LikelihoodRerank(
             lm, texts, documents, prompt.query_prefix, answers, c.document_tokens, c.query_tokens,
             llm.batch_tokens, progress=True,
         )  # fmt: skip
-    engine_for = cache(partial(ranking_engine, llm, stages.device))
+    data, corrupt = stages.dataset, stages.config.embedder.corrupt_images
+    engine_for = cache(
+        partial(
+            ranking_engine, llm, stages.device, folder=data.image_folder, corrupt_images=corrupt
+        )
+    )
     return ListwiseRerank(
         engine_for, texts, documents, prompt, answers, c.window, c.step, c.repair,
         c.document_tokens, c.query_tokens, progress=True,
+        query_images=[data.query_images[row] for row in rows if data.query_images]
+        if reads_images
+        else [],
+        document_images=data.images if reads_images else [],
+        instructions=[data.instructions[row] for row in rows if data.instructions],
     )  # fmt: skip
 
 
@@ -101,6 +113,9 @@ def run(config: Config, run_dir: Path) -> None:
     write_aside(run_dir / "config.json", json.dumps(to_plain(c), indent=1))
     write_aside(run_dir / "versions.json", json.dumps(versions(stages.device), indent=1))
     collection, points = stages.collection, stages.points
+    if stages.dataset.info.get("sampled"):
+        drawn = "".join(f"{name}\n" for name in stages.dataset.query_ids)
+        write_aside(run_dir / "sampled_queries.txt", drawn)
     rerank = reranker(stages)
     records: list[dict[str, Any]] = list(
         evaluate_exact(

@@ -18,10 +18,27 @@ from lgp.templates import template_parts
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a prompt; `data` marks text that is no part of the template."""
+    """A stretch of a prompt; `data` marks text that is no part of the template.
+
+    With an `image`, its reference, a piece is that image and has no text.
+    """
 
     text: str
     data: bool = False
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A document or query as a prompt shows it: text, cleaned (`clean`) and cut, then its image,
+    a reference or ""."""
+
+    text: str
+    image: str = ""
+
+    def pieces(self) -> list[Piece]:
+        image = [Piece("", data=True, image=self.image)] if self.image else []
+        return [Piece(self.text, data=True), *image]
 
 
 @dataclass(frozen=True)
@@ -32,10 +49,20 @@ class Chat:
     user: tuple[Piece, ...]
 
     def messages(self) -> list[dict[str, str]]:
-        """The chat as role and content, for servers that take text."""
+        """The chat as role and content, for servers that take text.
+
+        Raises:
+            ValueError: it shows an image.
+        """
+        self.refuse_images()
         both = {"system": self.system, "user": self.user}
         texts = {role: "".join(piece.text for piece in pieces) for role, pieces in both.items()}
         return [{"role": role, "content": text} for role, text in texts.items() if text]
+
+    def refuse_images(self) -> None:
+        """Refuse images, for engines that cannot show them (ValueError)."""
+        if any(piece.image for piece in (*self.system, *self.user)):
+            raise ValueError("a prompt shows images, which only llm.engine=vlm reads; set it")
 
 
 # ASCII, full-width, lenticular and tortoise-shell brackets.
@@ -69,23 +96,24 @@ def fill(template: str, values: Mapping[str, Sequence[Piece]]) -> tuple[Piece, .
         for piece in (Piece(literal), *(values[name] if name is not None else ())):
             if pieces and not pieces[-1].data and not piece.data:
                 pieces[-1] = Piece(pieces[-1].text + piece.text)
-            elif piece.text:
+            elif piece.text or piece.image:
                 pieces.append(piece)
     return tuple(pieces)
 
 
 def selection_chat(
     prompt: PromptConfig,
-    anchor: str,
-    context: Sequence[str],
-    candidates: Sequence[str],
+    anchor: str | Shown,
+    context: Sequence[str | Shown],
+    candidates: Sequence[str | Shown],
     edit_budget: int,
 ) -> Chat:
     """The prompt of LLMSelect (paper C.1): which candidates should be linked from the anchor?
 
     Args:
-        anchor, context, candidates: texts, cleaned (`clean`) and cut. Candidates are numbered
-            from [1]; context documents have a dash, so that nothing else is numbered.
+        anchor, context, candidates: texts, cleaned (`clean`) and cut, with images where they have
+            any. Candidates are numbered from [1]; context documents have a dash, so that nothing
+            else is numbered.
     """
     system = {
         "B": [Piece(str(edit_budget))],
@@ -93,9 +121,9 @@ def selection_chat(
         "uses": [Piece(prompt.uses)],
     }
     user = {
-        "anchor": [Piece(anchor, data=True)],
+        "anchor": _shown(anchor).pieces(),
         "keep_block": _block(["- "] * len(context), context) or [Piece("(none)")],
-        "cand_block": _block(_numbers(len(candidates)), candidates),
+        "cand_block": _block(_numbers("[{n}] ", len(candidates)), candidates),
     }
     return Chat(
         fill(_template(prompt, "selection_system"), system),
@@ -103,19 +131,28 @@ def selection_chat(
     )
 
 
-def ranking_chat(prompt: PromptConfig, query: str, passages: Sequence[str]) -> Chat:
-    """The prompt of listwise reranking (paper C.2); passages are numbered from [1].
+def ranking_chat(
+    prompt: PromptConfig,
+    query: str | Shown,
+    passages: Sequence[str | Shown],
+    instruction: str = "",
+) -> Chat:
+    """The prompt of listwise reranking (paper C.2, C.3); passages are numbered from [1].
 
     Args:
-        query, passages: texts, cleaned (`clean`) and cut.
+        query, passages: texts, cleaned (`clean`) and cut, with images where they have any. The
+            system message has the query's text only.
+        instruction: the query's task, cleaned, for templates that hold {instruction}.
     """
+    asked = _shown(query)
     values = {
         "N": [Piece(str(len(passages)))],
-        "QUERY": [Piece(query, data=True)],
-        "passages": _block(_numbers(len(passages)), passages),
+        "QUERY": asked.pieces(),
+        "instruction": [Piece(instruction, data=True)],
+        "passages": _block(_numbers(prompt.passage_mark, len(passages)), passages),
     }
     return Chat(
-        fill(_template(prompt, "ranking_system"), values),
+        fill(_template(prompt, "ranking_system"), values | {"QUERY": Shown(asked.text).pieces()}),
         fill(_template(prompt, "ranking_user"), values),
     )
 
@@ -129,13 +166,17 @@ def _template(prompt: PromptConfig, key: str) -> str:
     return template
 
 
-def _numbers(n: int) -> list[str]:
-    return [f"[{number}] " for number in range(1, n + 1)]
+def _shown(item: str | Shown) -> Shown:
+    return Shown(item) if isinstance(item, str) else item
 
 
-def _block(marks: Sequence[str], texts: Sequence[str]) -> list[Piece]:
-    """One line a document: its mark, then its text."""
+def _numbers(mark: str, n: int) -> list[str]:
+    return [mark.replace("{n}", str(number)) for number in range(1, n + 1)]
+
+
+def _block(marks: Sequence[str], items: Sequence[str | Shown]) -> list[Piece]:
+    """One line a document: its mark, then its text and image."""
     pieces: list[Piece] = []
-    for at, (mark, text) in enumerate(zip(marks, texts, strict=True)):
-        pieces += [Piece(("\n" if at else "") + mark), Piece(text, data=True)]
+    for at, (mark, item) in enumerate(zip(marks, items, strict=True)):
+        pieces += [Piece(("\n" if at else "") + mark), *_shown(item).pieces()]
     return pieces

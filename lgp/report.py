@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from lgp.averages import average_rows
 from lgp.comparison import Row, comparison_table, headline_value, sentences
 from lgp.figures import METRIC_NAMES, RANKING_NAMES, caption, draw_figure
 from lgp.results import METRICS, QUERIES_FILE, Results, read_queries, write_metrics_csv
@@ -106,19 +107,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--metric", default="ndcg_at_10", choices=METRICS)
     args = parser.parse_args(argv)
     console = Console()
-    tables: dict[str, list[Row]] = {}
+    tables: dict[str, dict[str, list[Row]]] = {}
     try:
         for run_dir in dict.fromkeys(run for folder in args.run_dir for run in find_runs(folder)):
             results = read_queries(run_dir)
             console.print(f"\n{run_dir}", style="bold", markup=False, highlight=False)
             print_report(results, console, args.main, args.metric)
             _write_report(results, run_dir, args.main, args.metric)
-            tables[str(run_dir)] = comparison_table(results, args.metric, results.rankings()[0])
+            for ranking in results.rankings():
+                rows = comparison_table(results, args.metric, ranking)
+                tables.setdefault(ranking, {})[str(run_dir)] = rows
     except (OSError, ValueError) as error:
         print(f"lgp report: {error}", file=sys.stderr)
         return 2
-    if len(tables) > 1:
-        _print_grid(_summary_grid(tables, args.metric), console)
+    for ranking, runs in tables.items():
+        if len(runs) > 1:
+            said = f"{METRIC_NAMES[args.metric]} (0-100) {RANKING_NAMES[ranking]}"
+            _print_grid(_summary_grid(runs, said), console)
+            _print_grid(_average_grid(runs, said), console)
     return 0
 
 
@@ -202,37 +208,49 @@ def _control_grid(title: str, rows: Sequence[Row]) -> Grid:
     )
 
 
-def _summary_grid(tables: dict[str, list[Row]], metric: str) -> Grid:
-    """One line per run and selector at the headline width (or budget), then means over the runs."""
+def _summary_grid(tables: dict[str, list[Row]], said: str) -> Grid:
+    """One line per run and selector at the headline width (or budget)."""
     body: list[tuple[str, ...]] = []
     groups: list[int] = []
-    found: dict[str, list[tuple[float, float]]] = {}
     for group, (run, rows) in enumerate(tables.items()):
         mode = "width" if any(r.mode == "width" for r in rows) else "budget"
         point = (mode, headline_value(rows, mode))
         for row in rows:
             if (row.mode, row.value) == point and row.comparison is not None:
                 c = row.comparison
-                found.setdefault(row.label, []).append((c.mean_base, c.mean_other))
                 means = (_percent(c.mean_base), _percent(c.mean_other))
                 body.append(
                     (Path(run).name, row.label, f"{mode} {row.value}", *means, *_difference(row))
                 )
                 groups.append(group)
-    for label, pairs in found.items():
-        if len(pairs) == len(tables):
-            base, other = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
-            gain = f"{100 * (other - base) / base:+.1f} %" if base else "-"
-            ends = (f"{100 * (other - base):+.1f}", "-", gain, "-")
-            run = f"mean of {len(pairs)} runs"
-            body.append((run, label, "", _percent(base), _percent(other), *ends))
-            groups.append(len(tables))
     return Grid(
-        title=f"{METRIC_NAMES[metric]} (0-100) of all runs; in the mean every run weighs the same",
+        title=f"{said} of all runs",
         columns=("run", "graph", "at", "vanilla", "mean", "diff", "95 % interval", "gain", "p"),
         optional=("gain", "p", "vanilla", "95 % interval", "at"),
         body=tuple(body),
         groups=tuple(groups),
+    )
+
+
+def _average_grid(tables: dict[str, list[Row]], said: str) -> Grid:
+    """The means over the runs at every point that all of them have."""
+    found = average_rows(list(tables.values()))
+    body = []
+    for a in found:
+        gain = "-" if a.relative_pct is None else f"{a.relative_pct:+.1f} %"
+        difference = "-" if a.difference is None else f"{100 * a.difference:+.2f}"
+        vanilla, mean, exact = (  # two decimals, as the paper prints its averages
+            "-" if x is None else f"{100 * x:.2f}" for x in (a.vanilla, a.mean, a.exact)
+        )
+        ends = (vanilla, mean, difference, gain, exact)
+        body.append((f"{a.mode} {a.value}", a.label, f"{a.n_dist:.0f}", *ends))
+    points = list(dict.fromkeys((a.mode, a.value) for a in found))
+    return Grid(
+        title=f"{said}, mean of {len(tables)} runs, each weighing the same",
+        columns=("at", "graph", "dist", "vanilla", "mean", "diff", "gain", "exact"),
+        optional=("dist", "exact", "vanilla"),
+        body=tuple(body),
+        groups=tuple(points.index((a.mode, a.value)) for a in found),
     )
 
 

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from lgp.answers import AnswerLog
 from lgp.ask import Asked, Engine, ask_all
+from lgp.choices import CorruptImages
 from lgp.config_llm import LlmConfig, PromptConfig
 from lgp.engines import make_engine
+from lgp.images import ImageFolder
 from lgp.llm import Continuations, LanguageModel
 from lgp.packed import continuation_logprobs
-from lgp.prompts import Piece, clean, fill, ranking_chat
+from lgp.prompts import Piece, Shown, clean, fill, ranking_chat
 from lgp.replies import read_ranking
 from lgp.rerank_account import RerankAccount
 from lgp.store import digest_of
@@ -42,7 +44,8 @@ def by_encoder(
     def rerank(lists: Sequence[list[int]]) -> list[list[int]]:
         out = []
         for query, rows in enumerate(lists):
-            score = documents[rows] @ queries[query]
+            # Row by row: a matrix product gives equal rows scores that differ in the last bit.
+            score = (documents[rows] * queries[query]).sum(1)
             out.append([rows[i] for i in score.sort(descending=True, stable=True).indices.tolist()])
         return out
 
@@ -65,15 +68,26 @@ def windows(n: int, size: int, step: int) -> list[range]:
     return found
 
 
-def ranking_engine(llm: LlmConfig, device: str, n: int) -> Engine:
-    """An engine whose answers have room for a list of n passages, and end once it is complete."""
+def ranking_engine(
+    llm: LlmConfig,
+    device: str,
+    n: int,
+    folder: ImageFolder | None = None,
+    corrupt_images: CorruptImages = CorruptImages.error,
+) -> Engine:
+    """An engine whose answers have room for a list of n passages, and end once it is complete.
+
+    Args:
+        folder, corrupt_images: of the images shown, as in `make_engine`.
+    """
 
     def complete(text: str) -> bool:
         return len(read_ranking(text, n).listed) == n
 
     full = " > ".join(f"[{number}]" for number in range(1, n + 1))
     room = len(full) + SPARE_TOKENS  # a token has at least one character
-    return make_engine(llm, device, room, complete, f"{n} passages listed")
+    stop = f"{n} passages listed"
+    return make_engine(llm, device, room, complete, stop, folder, corrupt_images)
 
 
 @dataclass
@@ -87,6 +101,8 @@ class ListwiseRerank:
         queries: a text per list. documents: a text per row.
         size, step: of the windows. repair: how flawed answers are read, see `Ranking.order`.
         document_tokens, query_tokens: where texts are cut.
+        query_images, document_images: references, "" for none; empty: no images.
+        instructions: a task a list, for templates that hold {instruction}; empty: none.
     """
 
     engine_for: Callable[[int], Engine]
@@ -100,6 +116,9 @@ class ListwiseRerank:
     document_tokens: int = 128
     query_tokens: int = 512
     progress: bool = False
+    query_images: Sequence[str] = ()
+    document_images: Sequence[str] = ()
+    instructions: Sequence[str] = ()
     account: RerankAccount = field(default_factory=RerankAccount)
     _documents: dict[int, tuple[str, int]] = field(default_factory=dict)
     _queries: dict[int, str] = field(default_factory=dict)
@@ -133,6 +152,7 @@ class ListwiseRerank:
                     self.prompt,
                     self._query(engine, query),
                     [self._document(engine, row) for row in rows],
+                    clean(self.instructions[query]) if self.instructions else "",
                 )
             )
             for query, rows in zip(queries, shown, strict=True)
@@ -169,19 +189,20 @@ class ListwiseRerank:
             account.kept += 1
         return ranking.order(strict=not self.repair)
 
-    def _query(self, engine: Engine, query: int) -> str:
+    def _query(self, engine: Engine, query: int) -> Shown:
         if query not in self._queries:
             text, lost = engine.cut(clean(self.queries[query]), self.query_tokens)
             self.account.cut_queries += lost > 0
             self._queries[query] = text
-        return self._queries[query]
+        image = self.query_images[query] if self.query_images else ""
+        return Shown(self._queries[query], image)
 
-    def _document(self, engine: Engine, row: int) -> str:
+    def _document(self, engine: Engine, row: int) -> Shown:
         if row not in self._documents:
             self._documents[row] = engine.cut(clean(self.documents[row]), self.document_tokens)
         text, lost = self._documents[row]
         self.account.show(lost)
-        return text
+        return Shown(text, self.document_images[row] if self.document_images else "")
 
 
 @dataclass

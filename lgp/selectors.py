@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgp.choices import LlmMode, Pooling, SelectorKind
+from lgp.choices import EngineKind, LlmMode, Pooling, SelectorKind
 from lgp.config import Config, to_plain
 from lgp.embed import HfEncoder, Kind, embed_hf
 from lgp.engines import answer_log, engine_model, language_model, make_engine
+from lgp.images import Pictures
 from lgp.refine.listwise import Listwise, ListwiseSettings
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.log import EditLog
@@ -93,10 +94,12 @@ def make_selector(
     answers: Path,
     device: str,
     progress: bool = True,
+    pictures: Pictures | None = None,
 ) -> Selector:
     """The selector itself, its model loaded.
 
     Args:
+        pictures: images per node, for an engine that reads them.
         texts: a text per node. encoder_vectors: unit vectors [N, E] of the stronger encoder.
         answers: folder of the answer log.
     """
@@ -108,8 +111,15 @@ def make_selector(
         if llm.mode is LlmMode.likelihood:
             lm = language_model(llm, device)
             return Likelihood(lm, texts, likelihood_settings(config), log, progress)
-        engine, settings = make_engine(llm, device), listwise_settings(config)
-        return Listwise(engine, texts, config.prompt, settings, log, progress)
+        shown = pictures if llm.engine is EngineKind.vlm else None
+        engine = make_engine(
+            llm, device, folder=None if shown is None else shown.folder,
+            corrupt_images=config.embedder.corrupt_images,
+        )  # fmt: skip
+        return Listwise(
+            engine, texts, config.prompt, listwise_settings(config), log, progress,
+            shown.refs if shown is not None else (),
+        )  # fmt: skip
     if kind is SelectorKind.recorded:
         assert refine.log is not None
         return Recorded.from_log(EditLog.load(Path(refine.log)), len(texts))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,16 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgp.choices import DatasetKind, EmbedderKind, IndexKind, SelectorKind, When
+from lgp.choices import EmbedderKind, EngineKind, IndexKind, SelectorKind, When
 from lgp.config import Config, ConfigError, to_plain
 from lgp.cost import DRY_NODES, Projection, project
-from lgp.data import Dataset, load_beir, load_pydocs, load_toy
+from lgp.data import Dataset, load_dataset
+from lgp.dataset import say_unread_images
 from lgp.distance import GIB, Metric, Points, duplicate_classes
 from lgp.embed import HfEncoder, Kind, embed_precomputed
-from lgp.embeddings import stored_vectors
+from lgp.embed_clip import ClipEncoder, Item
+from lgp.embeddings import stored_items, stored_vectors
 from lgp.graph import Graph, changed_neighborhoods, reachable
 from lgp.hnsw import Hnsw
 from lgp.hnsw_build import HnswSettings
+from lgp.images import Pictures
 from lgp.index import (
     Index,
     Settings,
@@ -48,7 +52,7 @@ from lgp.refine.post import refine_post
 from lgp.refine.step import Refiner, StepSettings, chosen_nodes
 from lgp.runs import Collection, make_collection
 from lgp.selectors import make_selector, mean_encoder, selector_inputs, texts_digest
-from lgp.store import Store
+from lgp.store import Store, digest_of
 from lgp.vamana import VamanaSettings, build_vamana
 from lgp.vectors import check_vectors
 
@@ -58,6 +62,11 @@ Compute = Callable[[Path], Mapping[str, Any]]
 
 # Raise a version when the stage's code changes its results.
 STAGE_VERSION = {"graph": 1, "refined": 2, "hnsw": 1, "hnsw_refined": 1}
+
+
+def process_rank() -> tuple[int, int]:
+    """(rank, rank on this machine) among the processes of `accelerate launch`; zeros without."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @dataclass
@@ -72,7 +81,7 @@ class Stages:
     def __post_init__(self) -> None:
         self.store = Store(Path(self.config.store_dir))
         wanted = self.config.device
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        auto = f"cuda:{process_rank()[1]}" if torch.cuda.is_available() else "cpu"
         self.device = auto if wanted == "auto" else wanted
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
@@ -88,35 +97,45 @@ class Stages:
 
     @cached_property
     def dataset(self) -> Dataset:
-        c = self.config.dataset
-        if c.kind is DatasetKind.toy:
-            return load_toy()
-        if c.kind is DatasetKind.pydocs:
-            return load_pydocs(c.packages)
-        assert c.path is not None
-        excluded = Path(c.excluded) if c.excluded else None
-        return load_beir(
-            Path(c.path), c.split, excluded, c.empty, c.unknown_qrels, c.relevance_level
-        )
+        return load_dataset(self.config.dataset)
 
     def embed(self, texts: list[str], kind: Kind, encoder: HfEncoder | None) -> Tensor:
         """Unit vectors of texts through the stage store, as `stored_vectors`."""
-        return stored_vectors(self.store, texts, kind, encoder, self.device)
+        storage = self.config.embedder.storage
+        return stored_vectors(self.store, texts, kind, encoder, self.device, storage)
+
+    def embed_all(self) -> None:
+        """Have the vectors of documents and queries in the store, whoever embedded them."""
+        for kind in Kind:
+            self._vectors(kind)
 
     def _vectors(self, kind: Kind) -> Tensor:
         c = self.config.embedder
-        texts = self.dataset.texts if kind is Kind.DOCUMENT else self.dataset.queries
+        texts = self.dataset.texts if kind is Kind.DOCUMENT else self.dataset.query_texts
         unit = self.metric is Metric.cosine
         if c.kind is EmbedderKind.precomputed:
             path = c.document_vectors if kind is Kind.DOCUMENT else c.query_vectors
             given = embed_precomputed(Path(str(path)), len(texts))
             return torch.from_numpy(check_vectors(given, str(path), normalise=unit))
+        dtype = c.dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if self.device.startswith("cuda") else "float32"
+        if c.kind is EmbedderKind.open_clip:
+            images = self.dataset.images if kind is Kind.DOCUMENT else self.dataset.query_images
+            items = list(map(Item, texts, images or [""] * len(texts)))
+            clip = ClipEncoder(
+                str(c.model), c.pretrained, c.checkpoint, c.random_weights, c.fusion,
+                c.corrupt_images, c.batch_size, dtype,
+            )  # fmt: skip
+            folder = self.dataset.image_folder
+            return stored_items(self.store, items, folder, clip, self.device, c.storage)
+        say_unread_images(self.dataset, kind is Kind.DOCUMENT, f"embedder={c.kind.value}")
         if c.kind is EmbedderKind.wordllama:
             return self.embed(texts, kind, None)
         encoder = HfEncoder(
             model=str(c.model), revision=c.revision, pooling=c.pooling,
             query_template=c.query_template, document_template=c.document_template,
-            max_tokens=c.max_tokens, batch_tokens=c.batch_tokens, dtype=c.dtype,
+            max_tokens=c.max_tokens, batch_tokens=c.batch_tokens, dtype=dtype,
             expected_final_token=c.expected_final_token,
         )  # fmt: skip
         return self.embed(texts, kind, encoder)
@@ -157,6 +176,24 @@ class Stages:
     @property
     def node_texts(self) -> list[str]:
         return self._indexed[2]
+
+    @cached_property
+    def pictures(self) -> Pictures | None:
+        """The nodes' images, for a language model that reads them."""
+        data = self.dataset
+        if self.config.llm.engine is not EngineKind.vlm or data.image_folder is None:
+            return None
+        first = [rows[0] for rows in self.collection.documents_of_node]
+        refs = [data.images[row] for row in first] if data.images else [""] * len(first)
+        return Pictures(data.image_folder, refs)
+
+    def _shown_digest(self, kind: SelectorKind) -> str:
+        """What a selector may read of the nodes besides vectors and graph."""
+        texts = texts_digest(self.node_texts)
+        if kind is not SelectorKind.llm or self.pictures is None:
+            return texts
+        corrupt = self.config.embedder.corrupt_images.value
+        return digest_of([texts, self.pictures.digests(), corrupt])
 
     @cached_property
     def vectors_digest(self) -> str:
@@ -212,7 +249,7 @@ class Stages:
             "nodes": [c.node_budget, c.node_order.value, c.seed] if matched is None else "matched",
             "match": None if matched is None else matched.decisions.digest(),
             "selector": kind.value,
-            "answers": selector_inputs(kind, self.config, texts_digest(self.node_texts)),
+            "answers": selector_inputs(kind, self.config, self._shown_digest(kind)),
         }
 
         if isinstance(base, Hnsw) and not c.keep_degree:
@@ -240,11 +277,14 @@ class Stages:
         answers: Path,
     ) -> Refiner:
         c = self.config.refine
+        llm = self.config.llm.engine
+        if kind is SelectorKind.encoder or (kind is SelectorKind.llm and llm is not EngineKind.vlm):
+            say_unread_images(self.dataset, True, f"refine={kind.value}")
         encoder = mean_encoder(c.encoder, c.encoder_tokens)
         selector = make_selector(
             kind, self.config, self.node_texts,
             lambda: self.embed(self.node_texts, Kind.DOCUMENT, encoder).to(self.device),
-            answers, self.device,
+            answers, self.device, pictures=self.pictures,
         )  # fmt: skip
         fixed = isinstance(vanilla, Hnsw) and c.keep_degree
         step = self._step(vanilla)

@@ -26,8 +26,11 @@ MANIFEST = "manifest.json"
 
 def digest_of(value: Any) -> str:
     """sha256 of a JSON-able value in canonical form."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256()
+    # Piece by piece: the texts of a corpus would otherwise be in memory twice more.
+    for piece in json.JSONEncoder(sort_keys=True, separators=(",", ":")).iterencode(value):
+        digest.update(piece.encode())
+    return digest.hexdigest()
 
 
 def file_digest(path: Path) -> str:

@@ -30,6 +30,12 @@ def graph_lines(run_dir: Path) -> list[str]:
         f"{summary['n_queries']} queries ({summary['n_queries_without_relevant']} more without "
         f"relevant documents left out), {summary['n_short_lists']} short lists."
     ]
+    ceiling = summary.get("dataset_info", {}).get("recall_at_10_ceiling", 1)
+    if ceiling < 1:
+        lines.append(
+            f"Recall@10 cannot be above {100 * ceiling:.1f}: some queries have more than 10 "
+            "relevant documents."
+        )
     for graph in summary["graphs"]:
         text = (
             f"{graph['graph']} {graph['selector']}, seed {graph['seed']}: "

@@ -13,7 +13,8 @@ PLACEHOLDERS: dict[str, dict[str, bool]] = {
     "selection_system": {"B": True, "documents": False, "uses": False},
     "selection_user": {"anchor": True, "keep_block": True, "cand_block": True},
     "ranking_system": {"N": False, "QUERY": False},
-    "ranking_user": {"N": False, "QUERY": True, "passages": True},
+    "ranking_user": {"N": False, "QUERY": True, "passages": True, "instruction": False},
+    "passage_mark": {"n": True},
     "query_prefix": {"document": True},
 }
 """Per template its placeholders, by the paper's names (appendix C); True = must be there."""

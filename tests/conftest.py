@@ -84,3 +84,30 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random-weight BERT (2 layers of 32) and a word-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    from lgp.data import load_toy
+
+    folder = tmp_path_factory.mktemp("tiny-encoder")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(load_toy().texts, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
+    fast.save_pretrained(folder)
+    torch.manual_seed(2)
+    config = BertConfig(
+        vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    return folder

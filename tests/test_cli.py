@@ -28,6 +28,9 @@ def compose(*overrides: str) -> Any:
 # What an option needs beside its name.
 NEEDS = {
     "dataset=beir": ["dataset.path=somewhere"],
+    "dataset=bright": ["dataset.task=biology"],
+    "dataset=image_text": ["dataset.path=somewhere"],
+    "dataset=mbeir": ["dataset.task=webqa_task2"],
     "embedder=hf": ["embedder.model=somewhere"],
     "embedder=precomputed": ["embedder.document_vectors=d.npy", "embedder.query_vectors=q.npy"],
     "refine=recorded": ["refine.log=edits.safetensors"],

@@ -62,6 +62,7 @@ def test_reads_a_folder(folder: Path) -> None:
         "n_excluded_relevant": 0,
         "n_empty_queries": 0,
         "n_queries_without_relevant": 0,
+        "recall_at_10_ceiling": 1.0,
         "split": "test",
     }
     json.dumps(data.info)

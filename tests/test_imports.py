@@ -5,16 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = [
-    "choices", "templates", "config_llm", "config", "store", "vectors", "beir", "toy",
-    "pydocs_walk", "pydocs", "data",
-    "distance", "packaged", "embed", "embeddings", "graph", "kernels", "points", "search",
+    "choices", "templates", "config_llm", "config_data", "config", "store", "vectors", "beir",
+    "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
+    "bright", "mbeir_files", "mbeir", "data",
+    "distance", "packaged", "blocks", "embed", "embed_clip", "embeddings", "graph",
+    "kernels", "points", "search",
     "prune", "vamana",
     "hnsw", "hnsw_build", "hnsw_file", "index",
-    "prompts", "replies", "answers", "llm", "packed", "fp8", "ask", "prefill", "generate",
-    "continuous", "openai_engine", "engines", "rerank_account", "rerank",
-    "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison", "cost",
+    "prompts", "replies", "answers", "llm", "shipped", "packed", "fp8", "ask",
+    "prefill", "generate",
+    "vlm", "continuous", "openai_engine", "engines", "rerank_account", "rerank",
+    "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison", "averages",
+    "cost",
     "foreign", "foreign_job", "refine_index", "figures",
-    "summary", "report", "runs", "stages", "pipeline", "track", "api", "cli",
+    "summary", "report", "runs", "one_edge", "stages", "pipeline", "track", "api", "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,3 +90,13 @@ def test_write_aside_replaces_whole_files(tmp_path: Path) -> None:
     write_aside(target, "old")
     write_aside(target, "new")
     assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_digest_is_that_of_the_canonical_text() -> None:
+    value = {
+        "b": [1, 2.5, None, True, {"a": "\u00e9\u2028\U0001f600\x00"}],
+        "a": {},
+        "c": ["x"] * 3,
+    }
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    assert digest_of(value) == hashlib.sha256(text.encode()).hexdigest()

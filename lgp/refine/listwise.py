@@ -22,7 +22,7 @@ from lgp.answers import AnswerLog
 from lgp.ask import Asked, Engine, Prompt, ask_all
 from lgp.choices import LlmMode
 from lgp.config_llm import PromptConfig
-from lgp.prompts import clean, selection_chat
+from lgp.prompts import Shown, clean, selection_chat
 from lgp.refine.log import Status
 from lgp.refine.select import Selection
 from lgp.refine.shortlist import Shortlist
@@ -52,7 +52,7 @@ class Listwise:
     """Picks by number. Ties of `constrained` in the order shown.
 
     Attributes:
-        texts: a text per node.
+        texts: a text per node. images: a reference per node, "" for none; empty: no images.
         keys_used: keys of the answers that decided, in order of use.
         queries: latent queries the model wrote before its picks (`QUERY:` lines), by anchor.
     """
@@ -63,6 +63,7 @@ class Listwise:
     settings: ListwiseSettings
     answers: AnswerLog
     progress: bool = False
+    images: Sequence[str] = ()
     keys_used: list[str] = field(default_factory=list)
     queries: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
@@ -116,12 +117,12 @@ class Listwise:
     def _prompt(
         self, anchor: int, context: list[int], candidates: list[int], limit: int, cuts: list[int]
     ) -> Prompt:
-        def cut(node: int, tokens: int) -> str:
+        def cut(node: int, tokens: int) -> Shown:
             if (node, tokens) not in self._cuts:
                 self._cuts[node, tokens] = self.engine.cut(clean(self.texts[node]), tokens)
             text, lost = self._cuts[node, tokens]
             cuts.append(lost)
-            return text
+            return Shown(text, self.images[node] if self.images else "")
 
         return self.engine.encode(
             selection_chat(
