@@ -3,7 +3,8 @@
 `python experiments/one_edge.py dataset=beir dataset.path=DIR --out FOLDER` searches the vanilla
 graph, tries every one-edge change at the pause, and writes `one_edge.csv`, `one_edge.md` and
 `one_edge.png`: ground-truth recall (share of relevant documents seen) against C at a fixed P, and
-against P at a fixed C. Oracle = per query and C the best change; Uniform = the mean over them.
+against P at a fixed C. Oracle = per query and C the best change; Uniform = the mean over them. At
+each P the queries are those whose search does not exhaust the graph before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from lgp.cli import compose
+from lgp.graph import Graph
 from lgp.one_edge import OneEdge, study
 from lgp.search import QueryDistances
 from lgp.stages import Stages
@@ -121,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stages = Stages(config)
     seed = config.index.seeds[0]
     graph = stages.vanilla(seed)
+    if not isinstance(graph, Graph):
+        parser.error("index=hnsw has no single flat graph to change; use index=diskann")
     queries = stages.collection.query_vectors.to(stages.points.device)
     relevant = relevant_nodes(stages)
     distances = QueryDistances(stages.points, queries=queries).with_table()
@@ -128,6 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for budget in tqdm(BUDGETS, desc="one-edge study", unit="P"):
         more = CONTINUATIONS if budget == FIXED_P else (FIXED_C,)
         results[budget] = study(graph, distances, relevant, budget, more, args.max_pairs, seed)
+    for budget in [p for p, found in results.items() if not len(found.queries)]:
+        print(f"P = {budget}: every search exhausts the graph before; left out")
+        del results[budget]
+    if not results:
+        parser.error("no search could be paused; the collection is too small for this study")
     table = rows(results)
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / "one_edge.csv", "w", newline="", encoding="utf-8") as file:

@@ -191,13 +191,13 @@ class LlmMode(Enum):
 
 
 class EngineKind(Enum):
-    """Where a language model runs: here, here under transformers' continuous batching, here with
-    images (a vision-language model), or behind an OpenAI-compatible server."""
+    """Where a language model runs: here, here under transformers' continuous batching, behind
+    an OpenAI-compatible server, or here with images (a vision-language model)."""
 
     transformers = "transformers"
     continuous = "continuous"
-    vlm = "vlm"
     openai = "openai"
+    vlm = "vlm"
 
 
 class Exclude(Enum):

@@ -36,7 +36,7 @@ class Prices:
 class Projection:
     """What refining `nodes` nodes will cost, scaled up from `measured_on` of them.
 
-    Replayed answers cost nothing and are not known beforehand: an upper bound.
+    Answers already logged cost nothing and are not known beforehand.
     """
 
     nodes: int
@@ -57,8 +57,8 @@ class Projection:
             f"{self.nodes} nodes would be asked about: about {self.calls} calls, "
             f"{self.prompt_tokens:.3g} prompt and {self.output_tokens:.3g} written tokens, "
             f"{self.hours:.2f} hours at {rate:.0f} tokens/s{money} "
-            f"(measured on {self.measured_on} nodes; answers already logged cost nothing, so this "
-            "is an upper bound)"
+            f"(scaled up from {self.measured_on} nodes; loading the model not counted, answers "
+            "already logged cost nothing)"
         )
 
 
@@ -84,10 +84,8 @@ def cost_sentence(account: Mapping[str, Any], seconds: float | None, prices: Pri
     text = f"{asked} prompts asked, {replayed} replayed, {account['tokens']} tokens read"
     text += f" and {written} written, {waited:.0f} s waiting"
     if asked and waited > 0:
-        text += (
-            f" ({account['anchors'] / waited:.2f} nodes/s, "
-            f"{(account['tokens'] + written) / waited:.0f} tokens/s"
-        )
+        nodes = "" if replayed else f"{account['anchors'] / waited:.2f} nodes/s, "
+        text += f" ({nodes}{(account['tokens'] + written) / waited:.0f} tokens/s"
         text += f", {100 * min(1, waited / seconds):.0f} % of the stage)" if seconds else ")"
     price = prices.of(account["tokens"], written)
     return text if price is None else f"{text}, {price:.2f} {prices.currency}".rstrip()
@@ -129,7 +127,9 @@ def break_even(
     vanilla = [r for r in rows if r.mode == "width" and r.label == "vanilla" and r.base is None]
     vanilla.sort(key=lambda r: r.value)
     widths, means = [r.value for r in vanilla], [r.mean for r in vanilla]
-    spent = [r.n_dist for r in vanilla]
+    best_at: dict[float, float] = {}  # two widths that exhaust a small graph cost the same
+    for r in vanilla:
+        best_at[r.n_dist] = max(r.mean, best_at.get(r.n_dist, 0.0))
     found = []
     for row in rows:
         if row.mode != "width" or row.label != label or row.base != "vanilla":
@@ -139,7 +139,7 @@ def break_even(
             continue
         gain = row.mean - own.mean
         width = budget_to_reach(widths, means, row.mean) if gain > 0 else None
-        n_dist = budget_to_reach(spent, means, row.mean) if gain > 0 else None
+        n_dist = budget_to_reach([*best_at], [*best_at.values()], row.mean) if gain > 0 else None
         wider = None if width is None else width - row.value
         found.append(
             BreakEven(

@@ -141,7 +141,10 @@ def judged_dataset(
         if not join_text(*parts) and not images.get(identifier)
     }
     if len(empty_ids) == len(documents):
-        raise DataError(f"all {len(documents)} documents of {name} are empty; nothing to index")
+        raise DataError(
+            f"all {len(documents)} documents of {name} are empty; nothing to index (a collection "
+            "of images is read by dataset=image_text)"
+        )
     if unknown_qrels is UnknownIds.error:
         way_out = "correct the file or set unknown_qrels=drop"
         _refuse_unknown(qrels, queries, corpus_ids, where, way_out)

@@ -18,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lgp.blocks import BlockFiles, Plan, embed_plan, plan_blocks
-from lgp.choices import Storage
-from lgp.config import to_plain
-from lgp.embed import HfEncoder, Kind, plan_hf, plan_wordllama, source_digest
-from lgp.embed_clip import ClipEncoder, Item, clip_digest, plan_clip
+from lgp.choices import EmbedderKind, Storage
+from lgp.clip_model import ClipEncoder, clip_digest
+from lgp.config import EmbedderConfig, to_plain
+from lgp.dataset import Dataset, say_unread_images
+from lgp.embed import HfEncoder, Kind, embed_precomputed, plan_hf, plan_wordllama, source_digest
+from lgp.embed_clip import Item, plan_clip
 from lgp.images import ImageFolder, Pictures
 from lgp.store import MANIFEST, Store, digest_of
 from lgp.vectors import check_vectors
@@ -30,6 +32,45 @@ log = logging.getLogger(__name__)
 
 STAGE_VERSION = 1
 """Raise it when an encoder's code changes its vectors."""
+
+
+def dataset_vectors(
+    store: Store, dataset: Dataset, kind: Kind, c: EmbedderConfig, device: str, unit: bool
+) -> Tensor:
+    """Vectors of a collection's documents or queries by the configured embedder, float32 [n, D].
+
+    Args:
+        unit: make precomputed rows unit rows; the embedders' own always are.
+    Raises:
+        DataError: the embedder reads text only, and some have an image and no text.
+    """
+    documents = kind is Kind.DOCUMENT
+    texts = dataset.texts if documents else dataset.query_texts
+    if c.kind is EmbedderKind.precomputed:
+        path = str(c.document_vectors if documents else c.query_vectors)
+        given = embed_precomputed(Path(path), len(texts))
+        return torch.from_numpy(check_vectors(given, path, normalise=unit))
+    dtype = c.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    if c.kind is EmbedderKind.open_clip:
+        images = dataset.images if documents else dataset.query_images
+        items = list(map(Item, texts, images or [""] * len(texts)))
+        clip = ClipEncoder(
+            str(c.model), c.pretrained, c.checkpoint, c.random_weights, c.fusion,
+            c.corrupt_images, c.batch_size, dtype,
+        )  # fmt: skip
+        return stored_items(store, items, dataset.image_folder, clip, device, c.storage)
+    say_unread_images(dataset, documents, f"embedder={c.kind.value}")
+    encoder = None
+    if c.kind is EmbedderKind.hf:
+        encoder = HfEncoder(
+            model=str(c.model), revision=c.revision, pooling=c.pooling,
+            query_template=c.query_template, document_template=c.document_template,
+            max_tokens=c.max_tokens, batch_tokens=c.batch_tokens, dtype=dtype,
+            expected_final_token=c.expected_final_token,
+        )  # fmt: skip
+    return stored_vectors(store, texts, kind, encoder, device, c.storage)
 
 
 def stored_vectors(

@@ -191,16 +191,22 @@ def chosen_anchors(deleted: Tensor, node_budget: float, seed: int, limit: int | 
 
 
 def refine_engine(
-    engine: Index, points: Points, refiner: Refiner, width: int, progress: bool = False
+    engine: Index,
+    points: Points,
+    refiner: Refiner,
+    width: int,
+    batch_size: int = 0,
+    progress: bool = False,
 ) -> tuple[Index, Edits]:
-    """Refine a finished index on one snapshot (DESIGN 4.8).
+    """Refine a finished index (DESIGN 4.8).
 
     Args:
+        batch_size: anchors that share a snapshot; 0 = the whole graph.
         width: of the search whose visited nodes are the candidates' first source.
     """
     if isinstance(engine, Hnsw):
-        return refine_hnsw(engine, points, refiner, width, progress=progress)
-    return refine_post(engine, points, refiner, width, progress=progress)
+        return refine_hnsw(engine, points, refiner, width, batch_size, progress)
+    return refine_post(engine, points, refiner, width, batch_size, progress=progress)
 
 
 # --- before and after -------------------------------------------------------------------------
@@ -230,9 +236,10 @@ def make_probe(points: Points, queries: Tensor, deleted: Tensor, k: int) -> Prob
         queries: float32 [Q, D] as the metric compares them.
     """
     check_dimensions(points, queries)
-    want = min(points.n, k + int(deleted.sum()))
-    _, nodes = exact_knn(points, queries, want)
-    return Probe(queries, drop(nodes, deleted, k))
+    alive = (~deleted).nonzero().flatten().to(points.device)
+    living = Points(points.vectors[alive], points.metric, origin=points.origin)
+    _, nodes = exact_knn(living, queries, min(k, len(alive)))
+    return Probe(queries, torch.nn.functional.pad(alive[nodes], (0, k - nodes.shape[1]), value=-1))
 
 
 def with_judgments(
@@ -301,14 +308,16 @@ def measure(
     nodes = drop(result.nodes, deleted, k)
     hits = (nodes.unsqueeze(2) == probe.exact.unsqueeze(1)) & (nodes >= 0).unsqueeze(2)
     there = (probe.exact >= 0).sum(1).clamp_min(1)
-    recall = (hits.any(2).sum(1) / there).numpy()
+    recall = (hits.any(2).sum(1) / there).cpu().numpy()
     ndcg = None
     if probe.qrels is not None:
         run = {
-            name: [probe.doc_of_node[node] for node in row if node >= 0]
+            # Chunks of one document share its label: the best one stands for it.
+            name: list(dict.fromkeys(probe.doc_of_node[node] for node in row if node >= 0))
             for name, row in zip(probe.names, nodes.tolist(), strict=True)
             if name in probe.qrels
         }
-        scores = evaluate(probe.qrels, run, measures=("ndcg_at_10",))
-        ndcg = np.array([score["ndcg_at_10"] for score in scores.values()])
+        name = f"ndcg_at_{min(10, k)}"
+        scores = evaluate(probe.qrels, run, measures=(name,))
+        ndcg = np.array([score[name] for score in scores.values()])
     return Quality(recall, float(spent.double().mean()), ndcg)

@@ -7,6 +7,8 @@ comparison. Printing is `lgp.refine_index`'s.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -44,7 +46,7 @@ from lgp.foreign import (
     write_index,
 )
 from lgp.formats import ForeignIndex
-from lgp.formats.diskann import copy_companions, list_cuts
+from lgp.formats.diskann import companions, copy_companions, list_cuts
 from lgp.formats.lists import changed_rows
 from lgp.formats.patch import Patch, apply_patch, make_patch
 from lgp.graph import changed_neighborhoods, reachable
@@ -54,7 +56,7 @@ from lgp.points import make_points
 from lgp.refine.log import EditLog, Edits
 from lgp.refine.step import Refiner, StepSettings
 from lgp.selectors import make_selector, mean_encoder
-from lgp.store import Store, file_digest
+from lgp.store import Store, file_digest, write_aside
 from lgp.vectors import check_vectors, embed_precomputed
 
 SELF_QUERIES = 500
@@ -176,7 +178,9 @@ class Job:
         )  # fmt: skip
         start = time.perf_counter()
         width = self.config.index.construction_width
-        engine, edits = refine_engine(self.engine, self.points, refiner, width, progress=True)
+        engine, edits = refine_engine(
+            self.engine, self.points, refiner, width, c.batch_size, progress=True
+        )
         return Refined(engine, edits, refiner, time.perf_counter() - start)
 
     def facts(self, refined: Refined) -> dict[str, Any]:
@@ -234,17 +238,24 @@ class Job:
 
     # --- files ----------------------------------------------------------------------------------
 
-    def save(self, refined: Refined, out: Path, log: Path) -> dict[str, Any]:
-        """Write the index and the log: aside, checked by reading it back, then moved into place,
-        the index last.
+    def save(self, refined: Refined, out: Path, log: Path, report: Path) -> dict[str, Any]:
+        """Write the index, its log and a report of the facts: aside, checked by reading the index
+        back, then moved into place, the index last.
 
         Returns:
             the facts, which also stand in the log's header.
         """
+        aside = out.with_name(f".{out.name}.{os.getpid()}.part")
+        aside.mkdir()
+        try:
+            return self._save(refined, aside, out, log, report)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _save(
+        self, refined: Refined, aside: Path, out: Path, log: Path, report: Path
+    ) -> dict[str, Any]:
         neighbors = base_layer(refined.engine).neighbors.cpu()
-        aside = out.with_name(f".{out.name}.part")
-        shutil.rmtree(aside, ignore_errors=True)  # of a killed run
-        aside.mkdir(parents=True)
         written = aside / out.name
         write_index(self.index, neighbors, written)
         back = read_index(written, self.index.format, self.request.layout)
@@ -267,18 +278,25 @@ class Job:
             "facts": facts,
         }
         decisions = refined.refiner.all_decisions()
-        kept = log.with_name(f".{log.name}.part")
+        kept = log.with_name(f".{log.name}.{os.getpid()}.part")
         EditLog(refined.edits, decisions, header).save(kept, patch.tensors())
         kept.rename(log)
-        move_index(aside, out)
+        write_aside(report, json.dumps(facts, indent=1))
+        move_index(aside, out, companions(out) if self.index.format == "diskann" else [])
         return facts
 
 
-def move_index(aside: Path, out: Path) -> None:
-    """Move the files of a folder beside `out`, the index itself last, and drop the folder."""
+def move_index(aside: Path, out: Path, beside: Sequence[Path]) -> None:
+    """Move the files of a folder beside `out`, the index itself last.
+
+    Args:
+        beside: files that would belong to the index; those of an older one go.
+    """
+    for stale in beside:
+        if not (aside / stale.name).exists():
+            stale.unlink(missing_ok=True)
     for path in sorted(aside.iterdir(), key=lambda path: path.name == out.name):
         path.replace(out.with_name(path.name))
-    aside.rmdir()
 
 
 def undo(refined: Path, log: Path, out: Path) -> None:
@@ -301,7 +319,11 @@ def undo(refined: Path, log: Path, out: Path) -> None:
             f"{header['refined_sha256'][:12]}...; the index changed since, or it is another one"
         )
     with safe_open(log, "pt") as file:
-        patch = Patch.from_tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    if header["index_format"] == "diskann":
-        copy_companions(refined, out)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        patch = Patch.from_tensors(tensors)
+    except KeyError as error:
+        raise ValueError(f"{log} lacks {error}; it cannot take edits back") from error
     apply_patch(refined, patch, out, header["original_sha256"])
+    if header.get("index_format") == "diskann":
+        copy_companions(refined, out)

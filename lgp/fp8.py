@@ -62,5 +62,10 @@ def to_fp8(model: Any) -> None:
     decoder = model.get_decoder()
     for name, module in list(decoder.named_modules()):
         if isinstance(module, nn.Linear):
+            if module.weight.is_meta:
+                raise ValueError(
+                    f"layer {name} was offloaded (llm.device_map), so it cannot be rounded; give "
+                    "the model room on the devices, or set llm.fp8=false"
+                )
             parent = decoder.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], Fp8Linear(module))

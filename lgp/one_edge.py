@@ -200,7 +200,9 @@ def study(
         spread = tried.std(0, ddof=1) if sampled else np.zeros(len(continuations))
         numbers.append((query, n_pairs))
         rows.append((share[0], tried.mean(0), tried.max(0), spread / len(tried) ** 0.5))
-    stacked = [np.array([row[at] for row in rows]).reshape(len(rows), -1) for at in range(4)]
+    stacked = [
+        np.array([row[at] for row in rows]).reshape(-1, len(continuations)) for at in range(4)
+    ]
     ids = np.array(numbers, dtype=np.int64).reshape(-1, 2)
     return OneEdge(
         ids[:, 0], tuple(continuations), stacked[0], stacked[1], stacked[2], stacked[3], ids[:, 1]

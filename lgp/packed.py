@@ -40,6 +40,11 @@ class Part:
     used: Tensor
     mask: Tensor
 
+    def to(self, device: torch.device) -> Part:
+        """The same on a device."""
+        moved = (x.to(device) for x in (self.options, self.used, self.mask))
+        return Part(self.start, self.end, *moved)
+
 
 def packed_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
@@ -61,6 +66,7 @@ def packed_attention(
             q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
         )
         out[:, here] = seen.transpose(1, 2)
+        part = part.to(query.device)  # accelerate moves tensors between cards, not what holds them
         count, length = part.options.shape
         if not count * length:
             continue
@@ -89,6 +95,37 @@ def attending(config: Any) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+def check_attention(config: Any, length: int) -> None:
+    """Refuse models whose answers the packed way would get wrong.
+
+    Args:
+        length: tokens of the longest sequence that attends.
+    Raises:
+        ValueError: attention that is not plain and full, recurrent layers, rescaled logits.
+    """
+    odd = []
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale"):
+        if getattr(config, name, None) not in (None, 1.0):
+            odd.append(name)
+    if getattr(config, "logits_scaling", 1.0) != 1.0:
+        odd.append("logits_scaling")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        if length > window:
+            odd.append(f"sliding_window {window} below {length} tokens")
+        kinds.discard("sliding_attention")
+    odd += sorted(kinds - {"full_attention"})
+    if "gpt_oss" in str(getattr(config, "model_type", "")):
+        odd.append("attention sinks")
+    if odd:
+        raise ValueError(
+            f"a model of type {config.model_type} has {', '.join(odd)}: llm.mode=likelihood and "
+            "rerank=likelihood would score it wrongly; use llm.mode=generate or constrained, "
+            "rerank=listwise, or another model"
+        )
 
 
 @torch.inference_mode()
@@ -130,6 +167,7 @@ def continuation_logprobs(
             places.append(range(at, at + len(option)))
         parts.append(_part(start, end, places, lm))
     decoder = lm.model.get_decoder()
+    check_attention(decoder.config, 1 + max(positions))
     with attending(decoder.config):
         hidden = decoder(
             input_ids=torch.tensor([ids], device=lm.device),
@@ -164,11 +202,12 @@ def _log_softmax_at(
 ) -> list[float]:
     """log p of a token after some states, [S]; logits exist for a few states at a time."""
     head = lm.model.get_output_embeddings()
-    wanted = torch.tensor(targets, dtype=torch.int64, device=lm.device).split(LOGIT_ROWS)
-    places = torch.tensor(sources, dtype=torch.int64, device=lm.device).split(LOGIT_ROWS)
+    on = head.weight.device
+    wanted = torch.tensor(targets, dtype=torch.int64, device=on).split(LOGIT_ROWS)
+    places = torch.tensor(sources, dtype=torch.int64, device=hidden.device).split(LOGIT_ROWS)
     flat: list[float] = []
     for place, token in zip(places, wanted, strict=True):
-        logits = head(hidden[place]).float()
+        logits = head(hidden[place].to(on)).float()
         chosen = logits.gather(1, token.unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
         flat += chosen.tolist()
     return flat

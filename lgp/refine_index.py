@@ -6,7 +6,6 @@ In: words of the command line. Out: printed tables, files written by `lgp.foreig
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ from rich.table import Table
 from lgp.choices import SelectorKind
 from lgp.config import Config
 from lgp.cost import DRY_NODES, Prices
-from lgp.foreign import FORMATS, Layout, Quality, read_index
+from lgp.foreign import FORMATS, Layout, Probe, Quality, read_index
 from lgp.foreign_job import Job, Refined, Request, undo
+from lgp.formats.diskann import companions
 from lgp.stats import paired_interval
-from lgp.store import write_aside
 
 Compose = Callable[[list[str]], Config]
 """Settings as KEY=VALUE words -> the checked configuration."""
@@ -30,6 +29,12 @@ WIDTHS = {"diskann": [10, 20, 50, 100, 200]}
 HNSW_WIDTHS = [10, 12, 14, 16, 18, 20, 50]
 BUILD_WIDTHS = {"diskann": 125}
 HNSW_BUILD_WIDTH = 200
+IGNORED = (
+    "refine.when", "refine.match", "refine.controls", "refine.node_order", "index.metric",
+    "index.connectivity", "index.kind", "index.seeds", "index.collapse", "index.connect=",
+    "dataset", "embedder", "search", "rerank", "tracking",
+)  # fmt: skip
+"""Settings of `lgp` that would change nothing here."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,14 +118,14 @@ def main(argv: Sequence[str], compose: Compose) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse what cannot work before anything is read."""
     in_memory = args.dry_run or args.pilot is not None
+    if args.undo is not None and in_memory:
+        raise ValueError("--undo goes with --index and --out only; drop --dry-run and --pilot")
     if args.undo is None and args.format is None:
         raise ValueError(f"--format is missing; give one of {', '.join(FORMATS)}")
     if args.out is None and not in_memory:
         raise ValueError("--out is missing; name the file to write (or --dry-run, --pilot N)")
-    if args.out is not None and args.out.resolve() == args.index.resolve():
-        raise ValueError(f"--out {args.out} is the index itself; write beside it, then swap them")
-    if args.out is not None and args.out.exists() and not args.force and not in_memory:
-        raise ValueError(f"{args.out} exists; name another --out or give --force")
+    if args.out is not None:
+        _check_outputs(args, in_memory)
     if args.pilot is not None and args.pilot < 1:
         raise ValueError(f"--pilot {args.pilot} is below 1; refine at least one node")
     if args.qrels is not None and args.queries is None:
@@ -129,7 +134,40 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--k {args.k} with --widths {args.widths}; 1 <= k <= width is needed")
 
 
+def _check_outputs(args: argparse.Namespace, in_memory: bool) -> None:
+    """No file may be written over another of this job, nor over an older one without --force."""
+    made = [args.out]
+    if args.undo is None:
+        made += [_log(args), beside(args.out, ".json")]
+    places = [path.resolve() for path in (args.index, *made)]
+    if places[0] == places[1]:
+        raise ValueError(f"--out {args.out} is the index itself; write beside it, then swap them")
+    if len(set(places)) < len(places):
+        raise ValueError(f"--log {args.log} is a file this job reads or writes; name another")
+    if in_memory:
+        return
+    for path in made:
+        if not path.parent.is_dir():
+            raise ValueError(f"{path.parent} is no folder; make it first")
+    if args.format == "diskann":
+        made += companions(args.out)
+    there = [str(path) for path in made if path.exists()]
+    if there and not args.force:
+        raise ValueError(
+            f"{', '.join(there)}: exists, and an edit log is the only way back from the index it "
+            "belongs to; name another --out (and --log), or give --force"
+        )
+
+
+def _log(args: argparse.Namespace) -> Path:
+    log: Path = args.log or beside(args.out, ".edits.safetensors")
+    return log
+
+
 def _run(args: argparse.Namespace, compose: Compose, console: Console) -> None:
+    ignored = [word for word in args.settings if word.lstrip("+").startswith(IGNORED)]
+    if ignored:
+        raise ValueError(f"{', '.join(ignored)}: not read by refine-index; drop it")
     layout = Layout(args.space, args.dim, args.dtype, args.max_degree)
     index = read_index(args.index, args.format, layout)
     width = BUILD_WIDTHS.get(args.format, HNSW_BUILD_WIDTH)
@@ -152,16 +190,31 @@ def _run(args: argparse.Namespace, compose: Compose, console: Console) -> None:
         prices = Prices(config.llm.prompt_price, config.llm.output_price, config.llm.currency)
         _say(console, job.projection().sentence(prices))
         return
+    compared = args.pilot is not None or args.queries is not None
+    widths = _widths(args, index.n) if compared else []
+    probe = job.probe(args.k) if compared else None  # bad queries are told before any work
     refined = job.refine(args.pilot)
     if args.pilot is None:
-        facts = job.save(refined, args.out, args.log or beside(args.out, ".edits.safetensors"))
-        write_aside(beside(args.out, ".json"), json.dumps(facts, indent=1))
+        facts = job.save(refined, args.out, _log(args), beside(args.out, ".json"))
         _say(console, f"{args.out}: {facts_line(facts)}")
     else:
         _say(console, f"pilot, nothing written: {facts_line(job.facts(refined))}")
-    if args.pilot is not None or args.queries is not None:
-        widths = args.widths or WIDTHS.get(args.format, HNSW_WIDTHS)
-        _compare(job, refined, [w for w in widths if args.k <= w <= index.n], args.k, console)
+    if probe is not None:
+        _compare(job, refined, probe, widths, args.k, console)
+    if args.pilot is not None:
+        share = 100 * min(1.0, args.pilot / index.n)
+        _say(console, f"The pilot edits {share:.1f} % of the nodes; expect about that share of the "
+             "whole refinement's effect.")  # fmt: skip
+
+
+def _widths(args: argparse.Namespace, n: int) -> list[int]:
+    """Search widths to compare at; the asked ones as they are, else those that k and N allow."""
+    if args.widths:
+        if max(args.widths) > n:
+            raise ValueError(f"--widths holds {max(args.widths)}, above the {n} nodes; lower it")
+        return list(args.widths)
+    fitting = [w for w in WIDTHS.get(args.format, HNSW_WIDTHS) if args.k <= w <= n]
+    return fitting or [min(n, 2 * args.k)]
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -182,18 +235,22 @@ def facts_line(facts: dict[str, Any]) -> str:
     )
 
 
-def _compare(job: Job, refined: Refined, widths: list[int], k: int, console: Console) -> None:
+def _compare(
+    job: Job, refined: Refined, probe: Probe, widths: list[int], k: int, console: Console
+) -> None:
     """Print quality before and after, per search width."""
-    probe = job.probe(k)
     before = job.measure(job.engine, probe, widths, k)
     after = job.measure(refined.engine, probe, widths, k)
     count = len(probe.vectors)
     console.print(_table(f"Recall of exact {k} x 100, {count} queries", widths, before, after,
                          [q.recall for q in before], [q.recall for q in after]))  # fmt: skip
     if probe.qrels is not None:
-        title = f"NDCG@10 x 100, {len(probe.qrels)} judged queries"
+        title = f"NDCG@{min(10, k)} x 100, {len(probe.qrels)} judged queries"
         console.print(_table(title, widths, before, after, [q.ndcg for q in before],
                              [q.ndcg for q in after]))  # fmt: skip
+    if bool(job.index.deleted.any()):
+        _say(console, "Deleted elements take places in the search list here; hnswlib keeps only "
+             "living ones in it, so with many deleted its own figures are higher.")  # fmt: skip
     if job.request.queries is None:
         _say(console, f"The {count} queries are stored vectors: kinder than real queries, which "
              "--queries gives.")  # fmt: skip

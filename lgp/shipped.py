@@ -42,8 +42,13 @@ def _folder(answers: Path, llm: LlmConfig) -> Path:
 def keep_facts(lm: LanguageModel, llm: LlmConfig, answers: Path) -> None:
     """Write a model's small files beside its answers, once; a race leaves one of two equal ones."""
     folder = _folder(answers, llm)
-    if isinstance(lm.model, Weightless) or (folder / IDENTITY).is_file():
+    if isinstance(lm.model, Weightless):
         return
+    known = folder / IDENTITY
+    if known.is_file():
+        if json.loads(known.read_text(encoding="utf-8")) == lm.identity:
+            return
+        shutil.rmtree(folder, ignore_errors=True)  # other weights under the same name
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

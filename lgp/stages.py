@@ -19,15 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgp.choices import EmbedderKind, EngineKind, IndexKind, SelectorKind, When
+from lgp.choices import EngineKind, IndexKind, SelectorKind, When
 from lgp.config import Config, ConfigError, to_plain
 from lgp.cost import DRY_NODES, Projection, project
 from lgp.data import Dataset, load_dataset
 from lgp.dataset import say_unread_images
 from lgp.distance import GIB, Metric, Points, duplicate_classes
-from lgp.embed import HfEncoder, Kind, embed_precomputed
-from lgp.embed_clip import ClipEncoder, Item
-from lgp.embeddings import stored_items, stored_vectors
+from lgp.embed import HfEncoder, Kind
+from lgp.embeddings import dataset_vectors, stored_vectors
 from lgp.graph import Graph, changed_neighborhoods, reachable
 from lgp.hnsw import Hnsw
 from lgp.hnsw_build import HnswSettings
@@ -54,7 +53,6 @@ from lgp.runs import Collection, make_collection
 from lgp.selectors import make_selector, mean_encoder, selector_inputs, texts_digest
 from lgp.store import Store, digest_of
 from lgp.vamana import VamanaSettings, build_vamana
-from lgp.vectors import check_vectors
 
 log = logging.getLogger(__name__)
 
@@ -110,35 +108,10 @@ class Stages:
             self._vectors(kind)
 
     def _vectors(self, kind: Kind) -> Tensor:
-        c = self.config.embedder
-        texts = self.dataset.texts if kind is Kind.DOCUMENT else self.dataset.query_texts
         unit = self.metric is Metric.cosine
-        if c.kind is EmbedderKind.precomputed:
-            path = c.document_vectors if kind is Kind.DOCUMENT else c.query_vectors
-            given = embed_precomputed(Path(str(path)), len(texts))
-            return torch.from_numpy(check_vectors(given, str(path), normalise=unit))
-        dtype = c.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if self.device.startswith("cuda") else "float32"
-        if c.kind is EmbedderKind.open_clip:
-            images = self.dataset.images if kind is Kind.DOCUMENT else self.dataset.query_images
-            items = list(map(Item, texts, images or [""] * len(texts)))
-            clip = ClipEncoder(
-                str(c.model), c.pretrained, c.checkpoint, c.random_weights, c.fusion,
-                c.corrupt_images, c.batch_size, dtype,
-            )  # fmt: skip
-            folder = self.dataset.image_folder
-            return stored_items(self.store, items, folder, clip, self.device, c.storage)
-        say_unread_images(self.dataset, kind is Kind.DOCUMENT, f"embedder={c.kind.value}")
-        if c.kind is EmbedderKind.wordllama:
-            return self.embed(texts, kind, None)
-        encoder = HfEncoder(
-            model=str(c.model), revision=c.revision, pooling=c.pooling,
-            query_template=c.query_template, document_template=c.document_template,
-            max_tokens=c.max_tokens, batch_tokens=c.batch_tokens, dtype=dtype,
-            expected_final_token=c.expected_final_token,
-        )  # fmt: skip
-        return self.embed(texts, kind, encoder)
+        return dataset_vectors(
+            self.store, self.dataset, kind, self.config.embedder, self.device, unit
+        )
 
     @property
     def metric(self) -> Metric:

@@ -92,7 +92,7 @@ def break_even_lines(run_dir: Path, rows: Sequence[Row]) -> list[str]:
     spent: dict[str, list[int]] = {}
     for graph in summary["graphs"]:
         account = graph.get("account", {})
-        if account.get("asked") or account.get("replayed"):
+        if account.get("asked") and not account.get("replayed"):  # replayed tokens are not known
             tokens = account["tokens"] + account.get("output_tokens", 0)
             spent.setdefault(graph["selector"], []).append(tokens)
     lines = []

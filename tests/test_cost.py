@@ -37,6 +37,16 @@ def test_break_even_by_hand() -> None:
     assert beyond.gain == pytest.approx(0.1) and beyond.width is None
 
 
+def test_widths_that_exhaust_a_graph_cost_the_same() -> None:
+    vanilla = [
+        row("vanilla", 10, 0.3, 50),
+        row("vanilla", 20, 0.4, 60),
+        row("vanilla", 40, 0.5, 60),
+    ]
+    (found,) = break_even([*vanilla, row("llm", 20, 0.45, 60)], "llm", 1000, 100)
+    assert found.width == pytest.approx(30) and found.n_dist == pytest.approx(57.5)
+
+
 def test_a_projection_scales_calls_tokens_and_time() -> None:
     account = Account(anchors=8, asked=10, tokens=4000, output_tokens=200, seconds=16.0)
     found = project(account, 8, 800)
@@ -59,7 +69,9 @@ def test_the_account_in_words() -> None:
     }
     text = cost_sentence(account, 25.0, Prices(1.0, None, "EUR"))
     assert "10 prompts asked, 5 replayed, 4000 tokens read and 200 written, 20 s waiting" in text
-    assert "(0.75 nodes/s, 210 tokens/s, 80 % of the stage), 0.00 EUR" in text
+    assert "(210 tokens/s, 80 % of the stage), 0.00 EUR" in text
+    fresh = cost_sentence(account | {"replayed": 0, "anchors": 10}, 25.0, Prices())
+    assert "(0.50 nodes/s, 210 tokens/s, 80 % of the stage)" in fresh
     assert cost_sentence(account | {"asked": 0, "replayed": 0}, None, Prices()) == ""
 
 
@@ -85,6 +97,8 @@ def test_a_dry_run_prints_the_projection_and_leaves_no_results(
     ]  # fmt: skip
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert "nodes would be asked about" in text and "EUR" in text and "measured on 8 nodes" in text
+    assert (
+        "nodes would be asked about" in text and "EUR" in text and "scaled up from 8 nodes" in text
+    )
     assert not (tmp_path / "run" / "queries.jsonl").exists()
     assert not list((tmp_path / "store").glob("answers/*"))

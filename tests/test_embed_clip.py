@@ -20,16 +20,9 @@ from safetensors.torch import save_file
 
 from lgp.blocks import embed_plan
 from lgp.choices import CorruptImages, Fusion, Storage
+from lgp.clip_model import ClipEncoder, check_model, clip_digest, find_weights, load_clip
 from lgp.config import ConfigError, EmbedderConfig, EmbedderKind
-from lgp.embed_clip import (
-    ClipEncoder,
-    Item,
-    check_model,
-    clip_digest,
-    find_weights,
-    load_clip,
-    plan_clip,
-)
+from lgp.embed_clip import Item, plan_clip
 from lgp.embeddings import stored_items
 from lgp.images import CorruptImageError, ImageFolder
 from lgp.store import Store

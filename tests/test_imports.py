@@ -8,7 +8,7 @@ ORDER = [
     "choices", "templates", "config_llm", "config_data", "config", "store", "vectors", "beir",
     "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
     "bright", "mbeir_files", "mbeir", "data",
-    "distance", "packaged", "blocks", "embed", "embed_clip", "embeddings", "graph",
+    "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings", "graph",
     "kernels", "points", "search",
     "prune", "vamana",
     "hnsw", "hnsw_build", "hnsw_file", "index",

@@ -17,7 +17,7 @@ from lgp.llm import (
     model_source,
     plan_batches,
 )
-from lgp.packed import continuation_logprobs
+from lgp.packed import check_attention, continuation_logprobs
 from lgp.refine.llm_select import Likelihood, LikelihoodSettings
 from lgp.refine.shortlist import Shortlist
 
@@ -74,6 +74,21 @@ def test_the_models_own_attention_is_back_afterwards(lm: LanguageModel) -> None:
     before = lm.model.config._attn_implementation
     continuation_logprobs(lm, random_items(0, 400))
     assert lm.model.config._attn_implementation == before
+
+
+def test_models_that_packing_would_score_wrongly_are_refused() -> None:
+    from transformers import Gemma2Config, GraniteConfig, LlamaConfig, MistralConfig, Qwen3Config
+
+    for config in (LlamaConfig(), Qwen3Config()):
+        check_attention(config, 4000)
+    check_attention(MistralConfig(sliding_window=64), 64)
+    for config, said in (
+        (Gemma2Config(), "softcapping"),
+        (GraniteConfig(logits_scaling=8.0), "logits_scaling"),
+        (MistralConfig(sliding_window=64), "sliding_window 64 below 65"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_attention(config, 65)
 
 
 def test_an_empty_prefix_is_refused(lm: LanguageModel) -> None:

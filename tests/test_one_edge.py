@@ -139,6 +139,13 @@ def test_a_sample_of_pairs_estimates_the_mean() -> None:
     assert np.array_equal(part.vanilla, full.vanilla)
 
 
+def test_no_query_to_pause_gives_empty_arrays() -> None:
+    graph, vectors = random_graph(0)
+    distances = QueryDistances(make_points(vectors, Metric.l2), queries=vectors[:2])
+    found = study(graph, distances, [{1: 1}, {2: 1}], 1000, (3, 5))
+    assert found.vanilla.shape == (0, 2) and len(found.queries) == 0
+
+
 def test_wrong_input_is_told() -> None:
     graph, vectors = random_graph(0)
     distances = QueryDistances(make_points(vectors, Metric.l2), queries=vectors[:1])

@@ -364,7 +364,7 @@ def test_probabilities_are_refused_with_the_way_out() -> None:
         (["llm.retries=-1"], "llm.retries=-1 is below 0"),
         (["llm.mode=constrained"], "it only writes"),
         (["llm.engine=transformers"], "llm.base_url is set with llm.engine=transformers"),
-        (["llm.engine=vllm"], "transformers, continuous, openai"),
+        (["llm.engine=vllm"], "transformers, continuous, vlm, openai"),
     ],
 )
 def test_settings_that_cannot_work(words: list[str], told: str) -> None:

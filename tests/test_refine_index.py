@@ -190,6 +190,60 @@ def test_wrong_requests_name_the_way_out(
     assert "the log belongs to" in capsys.readouterr().err
 
 
+def test_nothing_that_exists_is_overwritten(
+    tmp_path: Path, rows: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, out = hnswlib_file(tmp_path, rows), tmp_path / "out"
+    words = ["--index", index, *HNSWLIB, "--store", tmp_path, *FAST]
+    assert refine(*words, "--out", out) == 0
+    log = Path(f"{out}.edits.safetensors")
+    kept, before = index.read_bytes(), log.read_bytes()
+    out.rename(tmp_path / "served")  # swapped in; the log is the only way back
+    assert refine(*words, "--out", out) == 2
+    assert "only way back" in capsys.readouterr().err and log.read_bytes() == before
+    for place in (index, out):
+        assert refine(*words, "--out", out, "--log", place, "--force") == 2
+        assert "name another" in capsys.readouterr().err
+    assert refine(*words, "--out", tmp_path / "no" / "out") == 2
+    assert "make it first" in capsys.readouterr().err
+    np.save(tmp_path / "wrong.npy", rows[:5, :7])
+    assert refine(*words, "--out", tmp_path / "x", "--queries", tmp_path / "wrong.npy") == 2
+    assert not (tmp_path / "x").exists() and index.read_bytes() == kept
+    assert refine(*words, "--out", tmp_path / "x", "refine.match=nowhere") == 2
+    assert "not read by refine-index" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".*part*"))
+
+
+def test_stale_files_beside_a_diskann_index_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, out = tmp_path / "ann", tmp_path / "new"
+    save(index, random_lists(), np.random.default_rng(4).normal(size=(N, DIM)).astype(np.float32))
+    tags = np.arange(1000, 1000 + N, dtype=np.uint32)
+    Path(f"{out}.tags").write_bytes(np.array([N, 1], np.int32).tobytes() + tags.tobytes())
+    words = ["--index", index, "--format", "diskann", "--out", out, "--store", tmp_path]
+    assert refine(*words, "refine.min_coverage_gain=1") == 2
+    assert "new.tags: exists" in capsys.readouterr().err
+    assert refine(*words, "refine.min_coverage_gain=1", "--force") == 0
+    assert read_diskann(out).labels.tolist() == list(range(N))
+
+
+def test_chunks_of_one_document_may_share_its_label(
+    tmp_path: Path, rows: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexIDMap(faiss.IndexHNSWFlat(DIM, 6, faiss.METRIC_INNER_PRODUCT))
+    index.add_with_ids(rows, np.arange(N) // 5)
+    faiss.write_index(index, str(tmp_path / "f"))
+    np.save(tmp_path / "q.npy", rows[:20])
+    (tmp_path / "qrels.tsv").write_text("".join(f"{q}\t{q // 5}\t1\n" for q in range(20)))
+    queries = ["--queries", tmp_path / "q.npy", "--qrels", tmp_path / "qrels.tsv", "--k", "3"]
+    words = ["--index", tmp_path / "f", "--format", "faiss", "--store", tmp_path, *queries, *FAST]
+    assert refine(*words, "--pilot", "50") == 0
+    said = capsys.readouterr().out
+    assert "NDCG@3 x 100, 20 judged queries" in said and "edits 10.0 % of the nodes" in said
+
+
 def test_pilot_and_dry_run_write_no_index(
     tmp_path: Path, rows: np.ndarray, tiny_lm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +259,7 @@ def test_pilot_and_dry_run_write_no_index(
     llm = ["--selector", "llm", f"llm.model={tiny_lm}", "llm.document_tokens=8"]
     assert refine(*words, *llm, "--dry-run", "refine.node_budget=0.5") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "237 nodes would be asked" in said and "measured on 8 nodes" in said
+    assert "237 nodes would be asked" in said and "scaled up from 8 nodes" in said
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "store"}
     assert not list((tmp_path / "store").glob("answers/*"))  # a rehearsal's answers are dropped
     wrong = ["--queries", tmp_path / "q.npy", "--qrels", tmp_path / "qrels.tsv", "--pilot", "9"]

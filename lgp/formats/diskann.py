@@ -277,6 +277,11 @@ def list_cuts(index: ForeignIndex) -> Ints:
     return np.concatenate([[0], HEADER.size + 4 * index.raw.starts])
 
 
+def companions(prefix: Path) -> list[Path]:
+    """Where the files beside a graph file would lie."""
+    return [_beside(prefix, suffix) for suffix in COMPANIONS]
+
+
 def copy_companions(source: Path, target: Path) -> None:
     """Copy the files that stand beside a graph file, and drop stale ones at the target."""
     for suffix in COMPANIONS:
