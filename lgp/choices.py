@@ -191,13 +191,13 @@ class LlmMode(Enum):
 
 
 class EngineKind(Enum):
-    """Where a language model runs: here, here under transformers' continuous batching, behind
-    an OpenAI-compatible server, or here with images (a vision-language model)."""
+    """Where a language model runs: here, here under transformers' continuous batching, here with
+    images (a vision-language model), or behind an OpenAI-compatible server."""
 
     transformers = "transformers"
     continuous = "continuous"
-    openai = "openai"
     vlm = "vlm"
+    openai = "openai"
 
 
 class Exclude(Enum):
