@@ -49,9 +49,9 @@ def make_vectors(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_task(
-    words: Sequence[str], folder: Path, encoder: Path | None
+    words: Sequence[str], folder: Path, rerank: Sequence[str]
 ) -> tuple[Config, Path, Dataset]:
-    """Run vanilla, a scripted refinement, an encoder's reranking (None: none), and the report."""
+    """Run vanilla, a scripted refinement, the reranking that some words name, and the report."""
     dataset = load_dataset(compose([*words]).dataset)
     documents, queries = make_vectors(dataset, len(dataset.doc_ids))
     np.save(folder / "d.npy", documents)
@@ -65,8 +65,7 @@ def run_task(
             *words, *SMALL, "embedder=precomputed", f"embedder.document_vectors={folder / 'd.npy'}",
             f"embedder.query_vectors={folder / 'q.npy'}", "refine=scripted",
             f"refine.answers={folder / 'answers.json'}", f"store_dir={folder / 'store'}",
-            *([] if encoder is None else ["rerank=encoder", f"rerank.model={encoder}"]),
-            "rerank.max_tokens=32",
+            *rerank,
         ]
     )  # fmt: skip
     run(config, folder / "run")
@@ -88,8 +87,8 @@ def check_run(config: Config, run_dir: Path, dataset: Dataset) -> int:
     assert isinstance(vanilla, Graph) and isinstance(refined, Graph)
     graphs = {"vanilla": vanilla, "refined": refined}
     assert refined.digest() != vanilla.digest(), "the scripted answers changed nothing"
-    reranks = config.rerank.kind is not RerankKind.none
-    order = rerank_order(config, dataset) if reranks else None
+    encodes = config.rerank.kind is RerankKind.encoder
+    order = rerank_order(config, dataset) if encodes else backwards
     found = [json.loads(line) for line in (run_dir / "queries.jsonl").read_text().splitlines()]
     numbers = {name: at for at, name in enumerate(dataset.query_ids)}
     for line in found:
@@ -101,11 +100,10 @@ def check_run(config: Config, run_dir: Path, dataset: Dataset) -> int:
 
         seen = walk(line, graph, distance, space.n)
         depth = line["value"] if line["mode"] == "width" else 20
-        length = max(K, depth) if reranks else K
+        length = max(K, depth)
         room = min(length, line["value"]) if line["mode"] == "width" else length
         got = document_list(dataset, query, nodes, seen, room)[:length]
         if line["ranking"] == "rerank":
-            assert order is not None
             got[:depth] = order(query, got[:depth])
         else:
             got = got[:K]
@@ -135,6 +133,16 @@ def document_list(
     ranked = sorted(seen.seen, key=lambda node: (seen.distance[node], node))
     kept = [[row for row in nodes[node] if dataset.doc_ids[row] not in banned] for node in ranked]
     return [row for rows in [rows for rows in kept if rows][:room] for row in rows]
+
+
+def encoder_words(encoder: Path) -> list[str]:
+    """Reranking by a small encoder."""
+    return ["rerank=encoder", f"rerank.model={encoder}", "rerank.max_tokens=32"]
+
+
+def backwards(query: str, rows: list[int]) -> list[int]:
+    """What a listwise reranker makes of a window when it always answers [20] > ... > [1]."""
+    return rows[::-1]
 
 
 def rerank_order(config: Config, dataset: Dataset) -> Callable[[str, list[int]], list[int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from by_hand import check_run, run_task
+from by_hand import check_run, encoder_words, run_task
 from fixtures_bright import LONGEST, WITH_EXCLUDED, WITHOUT_LONG, write_bright
 
 from lgp.bright import LONG_TASKS, SIZES, SOURCE, instruction, load_bright
@@ -258,7 +258,7 @@ def test_impossible_settings_are_told_at_launch() -> None:
 
 def check_task(copy: Path, task: BrightTask, folder: Path, rerank: Path) -> None:
     words = ["dataset=bright", f"dataset.task={task.value}", f"dataset.path={copy}"]
-    config, run_dir, dataset = run_task(words, folder, rerank)
+    config, run_dir, dataset = run_task(words, folder, encoder_words(rerank))
     # Per query: exact, vanilla and refined at two widths and a budget, each twice.
     assert check_run(config, run_dir, dataset) == 7 * (1 + 3 + 3) * 2
     summary = json.loads((run_dir / "summary.json").read_text())
