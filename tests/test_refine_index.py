@@ -284,7 +284,7 @@ def test_a_killed_refinement_goes_on(tmp_path: Path, rows: np.ndarray, tiny_lm: 
 
     def keys(store: str) -> list[str]:
         lines = [
-            line for path in (tmp_path / store).glob("answers/*") for line in path.open()
+            line for path in (tmp_path / store).glob("answers/*.jsonl") for line in path.open()
         ]  # fmt: skip
         return [key for line in lines if line.endswith("\n") for key in json.loads(line)]
 
