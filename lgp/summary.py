@@ -31,7 +31,7 @@ def graph_lines(run_dir: Path) -> list[str]:
         f"relevant documents left out), {summary['n_short_lists']} short lists."
     ]
     ceiling = summary.get("dataset_info", {}).get("recall_at_10_ceiling", 1)
-    if ceiling < 1:
+    if ceiling < 0.9995:  # else it would read 100.0
         lines.append(
             f"Recall@10 cannot be above {100 * ceiling:.1f}: some queries have more than 10 "
             "relevant documents."
@@ -104,6 +104,11 @@ def break_even_lines(run_dir: Path, rows: Sequence[Row]) -> list[str]:
                 lines.append(f"{head}no better than vanilla, nothing is earned back.")
             elif found.width is None or found.extra_dist is None:
                 lines.append(f"{head}vanilla reaches this quality at no width searched.")
+            elif found.extra_dist <= 0:
+                lines.append(
+                    f"{head}vanilla has this quality at width {found.width:.1f} with "
+                    f"{-found.extra_dist:.0f} distances fewer, nothing is earned back."
+                )
             else:
                 text = (
                     f"{head}vanilla needs width {found.width:.1f}, "

@@ -85,6 +85,8 @@ def test_lines_of_a_run_folder(tmp_path: Path) -> None:
     assert "(100 tokens a document) reads as many tokens after 2e+03 queries" in line
     (line,) = break_even_lines(tmp_path, [*CURVE, row("llm", 10, 0.25, 110)])
     assert line.endswith("no better than vanilla, nothing is earned back.")
+    (line,) = break_even_lines(tmp_path, [*CURVE, row("llm", 20, 0.41, 500)])
+    assert "with 280 distances fewer, nothing is earned back." in line
     assert break_even_lines(tmp_path / "nowhere", CURVE) == []
 
 
