@@ -55,8 +55,9 @@ def _job(cfg: Any) -> None:
 
     config = to_config(cfg)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from lgp.hardware import process_rank
     from lgp.pipeline import run
-    from lgp.stages import Stages, process_rank
+    from lgp.stages import Stages
     from lgp.track import track
 
     if process_rank()[0] > 0:  # of `accelerate launch`: all embed, the first one does the rest

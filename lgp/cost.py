@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgp.comparison import Row
+from lgp.config_llm import LlmConfig
 from lgp.refine.step import Account
 from lgp.stats import budget_to_reach
 
@@ -30,6 +31,11 @@ class Prices:
         if self.prompt is None and self.output is None:
             return None
         return (prompt_tokens * (self.prompt or 0) + output_tokens * (self.output or 0)) / 1e6
+
+
+def configured_prices(llm: LlmConfig) -> Prices:
+    """What the configured model's tokens cost."""
+    return Prices(llm.prompt_price, llm.output_price, llm.currency)
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,6 @@ class BreakEven:
     """
 
     at: int
-    label: str
     gain: float
     width: float | None
     n_dist: float | None
@@ -143,7 +148,7 @@ def break_even(
         wider = None if width is None else width - row.value
         found.append(
             BreakEven(
-                row.value, label, gain, width, n_dist,
+                row.value, gain, width, n_dist,
                 None if n_dist is None else n_dist - row.n_dist,
                 tokens / (wider * document_tokens) if wider and wider > 0 else None,
             )

@@ -23,10 +23,6 @@ from lgp.evaluate import evaluate, judged_queries
 from lgp.formats import ForeignIndex
 from lgp.hnsw import Hnsw, search_hnsw
 from lgp.index import Index
-from lgp.refine.hnsw import refine_hnsw
-from lgp.refine.log import Edits
-from lgp.refine.post import refine_post
-from lgp.refine.step import Refiner
 from lgp.search import search_nodes
 from lgp.vectors import check_vectors, embed_precomputed
 
@@ -162,9 +158,6 @@ def node_vectors(index: ForeignIndex, given: Path | None, ids: Sequence[str] | N
     return chosen
 
 
-# --- refinement -------------------------------------------------------------------------------
-
-
 def to_engine(index: ForeignIndex, alpha: float | None = None) -> Index:
     """What the engine searches and refines: an `Hnsw`, or a flat graph for DiskANN.
 
@@ -174,39 +167,6 @@ def to_engine(index: ForeignIndex, alpha: float | None = None) -> Index:
     if index.format == "diskann":
         return index.graph(alpha)
     return Hnsw(index.graph(), index.levels, index.upper, index.entry_node)
-
-
-def chosen_anchors(deleted: Tensor, node_budget: float, seed: int, limit: int | None) -> Tensor:
-    """Nodes that see the selector, bool [N]: the first of a seeded order, deleted ones left out.
-
-    Args:
-        deleted: bool [N]. node_budget: share of the others. limit: at most so many of these.
-    """
-    order = torch.randperm(len(deleted), generator=torch.Generator().manual_seed(seed))
-    order = order[~deleted[order]]
-    count = int(node_budget * len(order) + 1e-9)
-    chosen = torch.zeros(len(deleted), dtype=torch.bool)
-    chosen[order[: count if limit is None else min(count, limit)]] = True
-    return chosen
-
-
-def refine_engine(
-    engine: Index,
-    points: Points,
-    refiner: Refiner,
-    width: int,
-    batch_size: int = 0,
-    progress: bool = False,
-) -> tuple[Index, Edits]:
-    """Refine a finished index (DESIGN 4.8).
-
-    Args:
-        batch_size: anchors that share a snapshot; 0 = the whole graph.
-        width: of the search whose visited nodes are the candidates' first source.
-    """
-    if isinstance(engine, Hnsw):
-        return refine_hnsw(engine, points, refiner, width, batch_size, progress)
-    return refine_post(engine, points, refiner, width, batch_size, progress=progress)
 
 
 # --- before and after -------------------------------------------------------------------------

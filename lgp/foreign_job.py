@@ -33,14 +33,12 @@ from lgp.foreign import (
     Layout,
     Probe,
     Quality,
-    chosen_anchors,
     document_rows,
     make_probe,
     measure,
     node_vectors,
     read_documents,
     read_index,
-    refine_engine,
     to_engine,
     with_judgments,
     write_index,
@@ -50,12 +48,14 @@ from lgp.formats.diskann import companions, copy_companions, list_cuts
 from lgp.formats.lists import changed_rows
 from lgp.formats.patch import Patch, apply_patch, make_patch
 from lgp.graph import changed_neighborhoods, reachable
+from lgp.hardware import use_hardware
 from lgp.hnsw import Hnsw
 from lgp.index import Index, base_layer
 from lgp.points import make_points
+from lgp.refine.hnsw import refine_finished
 from lgp.refine.log import EditLog, Edits
-from lgp.refine.step import Refiner, StepSettings
-from lgp.selectors import make_selector, mean_encoder
+from lgp.refine.step import Refiner, chosen_nodes
+from lgp.selectors import make_selector, mean_encoder, step_settings
 from lgp.store import Store, file_digest, write_aside
 from lgp.vectors import check_vectors, embed_precomputed
 
@@ -95,14 +95,11 @@ class Refined:
 
 
 class Job:
-    """Everything read and checked; then `refine`, `estimate`, `measure`, `save`."""
+    """Everything read and checked; then `refine`, `projection`, `measure`, `save`."""
 
     def __init__(self, request: Request, config: Config, index: ForeignIndex) -> None:
         self.request, self.config, self.index = request, config, index
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = auto if config.device == "auto" else config.device
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        self.device = use_hardware(config.device, config.threads)
         self.store = Store(Path(config.store_dir))
         self.documents = self._read_documents()
         self.alpha = config.index.alpha if index.format == "diskann" else 1.0
@@ -144,7 +141,7 @@ class Job:
     def anchors(self, limit: int | None = None) -> Tensor:
         """Nodes that see the selector, bool [N]."""
         c = self.config.refine
-        return chosen_anchors(self.index.deleted, c.node_budget, c.seed, limit)
+        return chosen_nodes(self.index.n, c.node_budget, c.seed, self.index.deleted, limit)
 
     # --- refinement -----------------------------------------------------------------------------
 
@@ -156,10 +153,6 @@ class Job:
             answers: folder of the answer log; None = that of the store.
         """
         c = self.config.refine
-        step = StepSettings(
-            c.edit_budget, c.shortlist_size, c.context_size, c.min_coverage_gain, c.shortlist,
-            c.victim, self.alpha,
-        )  # fmt: skip
         encoder = mean_encoder(c.encoder, c.encoder_tokens)
         texts = self._by_node[1]
 
@@ -172,13 +165,13 @@ class Job:
             self.device,
         )  # fmt: skip
         refiner = Refiner(
-            self.points, selector, step, self.anchors(limit),
+            self.points, selector, step_settings(c, self.alpha), self.anchors(limit),
             allowed=(~self.index.deleted).to(self.device),
             fixed_degree=isinstance(self.engine, Hnsw) and c.keep_degree,
         )  # fmt: skip
         start = time.perf_counter()
         width = self.config.index.construction_width
-        engine, edits = refine_engine(
+        engine, edits = refine_finished(
             self.engine, self.points, refiner, width, c.batch_size, progress=True
         )
         return Refined(engine, edits, refiner, time.perf_counter() - start)

@@ -107,7 +107,21 @@ def load_language_model(
 
     path, kwargs = _source(name, revision)
     tokenizer = load_tokenizer(name, revision)
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model = load_weights(AutoModelForCausalLM, path, dtype, device, device_map, **kwargs)
+    identity = {
+        "model": name,
+        "revision": model_source(name, revision, model),
+        "dtype": dtype,
+        "template": digest_of(tokenizer.chat_template or ""),
+    }
+    return LanguageModel(model, tokenizer, identity, model.get_input_embeddings().weight.device)
+
+
+def load_weights(
+    kind: Any, path: str, dtype: str, device: str, device_map: str | None, **kwargs: Any
+) -> Any:
+    """A model of one of transformers' auto classes, for inference only; arguments as above."""
+    model = kind.from_pretrained(
         path,
         dtype=getattr(torch, dtype),
         attn_implementation="sdpa",
@@ -117,13 +131,7 @@ def load_language_model(
     model.train(False).requires_grad_(False)
     if device_map is None:
         model.to(device)
-    identity = {
-        "model": name,
-        "revision": model_source(name, revision, model),
-        "dtype": dtype,
-        "template": digest_of(tokenizer.chat_template or ""),
-    }
-    return LanguageModel(model, tokenizer, identity, model.get_input_embeddings().weight.device)
+    return model
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

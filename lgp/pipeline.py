@@ -21,7 +21,7 @@ from rich.console import Console
 from lgp.choices import EngineKind, Exclude, RerankKind, SelectorKind
 from lgp.comparison import comparison_table
 from lgp.config import Config, to_plain
-from lgp.cost import Prices
+from lgp.cost import configured_prices
 from lgp.dataset import say_unread_images
 from lgp.distance import GIB
 from lgp.embed import Kind
@@ -95,11 +95,6 @@ def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path | None]
             yield label, graph, beside
 
 
-def prices(config: Config) -> Prices:
-    """What a model's tokens cost, as configured."""
-    return Prices(config.llm.prompt_price, config.llm.output_price, config.llm.currency)
-
-
 def run(config: Config, run_dir: Path) -> None:
     """Everything: graphs, per-query lines, facts, report, into the run folder.
 
@@ -107,7 +102,7 @@ def run(config: Config, run_dir: Path) -> None:
     """
     c, stages = config, Stages(config)
     if c.dry_run:
-        print(stages.projection(c.index.seeds[0]).sentence(prices(c)))
+        print(stages.projection(c.index.seeds[0]).sentence(configured_prices(c.llm)))
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     write_aside(run_dir / "config.json", json.dumps(to_plain(c), indent=1))
@@ -144,7 +139,7 @@ def run(config: Config, run_dir: Path) -> None:
         "n_queries_without_relevant": collection.n_left_out,
         "n_short_lists": short,
         "graphs": notes,
-        "prices": asdict(prices(c)),
+        "prices": asdict(configured_prices(c.llm)),
     }
     if isinstance(rerank, LikelihoodRerank | ListwiseRerank):
         summary["rerank"] = {"kind": c.rerank.kind.value} | asdict(rerank.account)

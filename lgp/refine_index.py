@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lgp.choices import SelectorKind
 from lgp.config import Config
-from lgp.cost import DRY_NODES, Prices
+from lgp.cost import DRY_NODES, configured_prices
 from lgp.foreign import FORMATS, Layout, Probe, Quality, read_index
 from lgp.foreign_job import Job, Refined, Request, undo
 from lgp.formats.diskann import companions
@@ -187,8 +187,7 @@ def _run(args: argparse.Namespace, compose: Compose, console: Console) -> None:
     _say(console, f"{args.index}: {index.n} nodes ({int(index.deleted.sum())} deleted), at most "
          f"{index.bound} neighbors each, {len(index.upper)} layers above")  # fmt: skip
     if args.dry_run:
-        prices = Prices(config.llm.prompt_price, config.llm.output_price, config.llm.currency)
-        _say(console, job.projection().sentence(prices))
+        _say(console, job.projection().sentence(configured_prices(config.llm)))
         return
     compared = args.pilot is not None or args.queries is not None
     widths = _widths(args, index.n) if compared else []

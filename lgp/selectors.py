@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lgp.choices import EngineKind, LlmMode, Pooling, SelectorKind
-from lgp.config import Config, to_plain
+from lgp.config import Config, RefineConfig, to_plain
 from lgp.embed import HfEncoder, Kind, embed_hf
 from lgp.engines import answer_log, engine_model, language_model, make_engine
 from lgp.images import Pictures
@@ -32,6 +32,7 @@ from lgp.refine.select import (
     first,
     nearest,
 )
+from lgp.refine.step import StepSettings
 from lgp.store import digest_of, file_digest
 
 
@@ -84,6 +85,14 @@ def _listwise_inputs(config: Config) -> dict[str, Any]:
         "system": prompt.selection_system, "user": prompt.selection_user,
         "documents": prompt.documents, "uses": prompt.uses,
     } | how  # fmt: skip
+
+
+def step_settings(refine: RefineConfig, alpha: float) -> StepSettings:
+    """The knobs of a refinement step; alpha is that of the graph."""
+    return StepSettings(
+        refine.edit_budget, refine.shortlist_size, refine.context_size, refine.min_coverage_gain,
+        refine.shortlist, refine.victim, alpha,
+    )  # fmt: skip
 
 
 def make_selector(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lgp.choices import EngineKind, IndexKind, SelectorKind, When
@@ -28,6 +26,7 @@ from lgp.distance import GIB, Metric, Points, duplicate_classes
 from lgp.embed import HfEncoder, Kind
 from lgp.embeddings import dataset_vectors, stored_vectors
 from lgp.graph import Graph, changed_neighborhoods, reachable
+from lgp.hardware import use_hardware
 from lgp.hnsw import Hnsw
 from lgp.hnsw_build import HnswSettings
 from lgp.images import Pictures
@@ -43,14 +42,19 @@ from lgp.index import (
 )
 from lgp.points import make_points
 from lgp.refine.connect import connect
-from lgp.refine.hnsw import refine_hnsw
+from lgp.refine.hnsw import refine_finished
 from lgp.refine.listwise import Listwise
 from lgp.refine.llm_select import Likelihood
 from lgp.refine.log import EditLog, Edits
-from lgp.refine.post import refine_post
-from lgp.refine.step import Refiner, StepSettings, chosen_nodes
+from lgp.refine.step import Refiner, chosen_nodes
 from lgp.runs import Collection, make_collection
-from lgp.selectors import make_selector, mean_encoder, selector_inputs, texts_digest
+from lgp.selectors import (
+    make_selector,
+    mean_encoder,
+    selector_inputs,
+    step_settings,
+    texts_digest,
+)
 from lgp.store import Store, digest_of
 from lgp.vamana import VamanaSettings, build_vamana
 
@@ -60,11 +64,6 @@ Compute = Callable[[Path], Mapping[str, Any]]
 
 # Raise a version when the stage's code changes its results.
 STAGE_VERSION = {"graph": 1, "refined": 2, "hnsw": 1, "hnsw_refined": 1}
-
-
-def process_rank() -> tuple[int, int]:
-    """(rank, rank on this machine) among the processes of `accelerate launch`; zeros without."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @dataclass
@@ -78,11 +77,7 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.store = Store(Path(self.config.store_dir))
-        wanted = self.config.device
-        auto = f"cuda:{process_rank()[1]}" if torch.cuda.is_available() else "cpu"
-        self.device = auto if wanted == "auto" else wanted
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
+        self.device = use_hardware(self.config.device, self.config.threads)
         refine = self.config.refine
         self.match = EditLog.load(Path(refine.match)) if refine.match else None
         if self.match is not None and len(self.config.index.seeds) > 1:
@@ -214,7 +209,7 @@ class Stages:
         """
         c = self.config.refine
         base = self.vanilla(seed)
-        step = self._step(base)
+        step = step_settings(c, base_layer(base).alpha)
         inputs = self._graph_inputs(seed) | {
             "step": to_plain(asdict(step)),
             "when": c.when.value,
@@ -233,13 +228,6 @@ class Stages:
 
         name = "hnsw_refined" if isinstance(base, Hnsw) else "refined"
         return self._stored(seed, name, inputs, compute)
-
-    def _step(self, vanilla: Index) -> StepSettings:
-        c = self.config.refine
-        return StepSettings(
-            c.edit_budget, c.shortlist_size, c.context_size, c.min_coverage_gain, c.shortlist,
-            c.victim, base_layer(vanilla).alpha,
-        )  # fmt: skip
 
     def _refiner(
         self,
@@ -260,7 +248,7 @@ class Stages:
             answers, self.device, pictures=self.pictures,
         )  # fmt: skip
         fixed = isinstance(vanilla, Hnsw) and c.keep_degree
-        step = self._step(vanilla)
+        step = step_settings(c, base_layer(vanilla).alpha)
         return Refiner(self.points, selector, step, eligible, quota, fixed_degree=fixed)
 
     def projection(self, seed: int) -> Projection:
@@ -269,14 +257,10 @@ class Stages:
         c, vanilla = self.config.refine, self.vanilla(seed)
         n = base_layer(vanilla).n
         wanted = chosen_nodes(n, c.node_budget, c.seed)
-        few = chosen_nodes(n, min(c.node_budget, DRY_NODES / n), c.seed)
+        few = chosen_nodes(n, c.node_budget, c.seed, limit=DRY_NODES)
         with TemporaryDirectory(prefix="lgp-estimate-") as folder:
             refiner = self._refiner(c.selector, vanilla, few, None, Path(folder))
-            width = self.settings(seed).construction_width
-            if isinstance(vanilla, Hnsw):
-                refine_hnsw(vanilla, self.points, refiner, width)
-            else:
-                refine_post(vanilla, self.points, refiner, width)
+            refine_finished(vanilla, self.points, refiner, self.settings(seed).construction_width)
         return project(refiner.account, int(few.sum()), int(wanted.sum()))
 
     def _refine(
@@ -330,17 +314,16 @@ class Stages:
     def _edited(self, vanilla: Index, seed: int, refiner: Refiner) -> tuple[Index, Edits]:
         """The refined index and its edits; in a build the vanilla one is built anew."""
         c, settings = self.config.refine, self.settings(seed)
-        width = settings.construction_width
-        if isinstance(vanilla, Hnsw):
-            return refine_hnsw(vanilla, self.points, refiner, width, c.batch_size, progress=True)
+        index: Index
         if c.when is When.build and isinstance(settings, VamanaSettings):
-            graph = build_vamana(self.points, settings, refiner, progress=True)
+            index = build_vamana(self.points, settings, refiner, progress=True)
             edits = refiner.all_edits()
         else:
-            graph, edits = refine_post(
-                vanilla, self.points, refiner, width, c.batch_size, progress=True
-            )
-        if self.config.index.connect:
-            graph, joined = connect(graph, self.points)
+            index, edits = refine_finished(
+                vanilla, self.points, refiner, settings.construction_width, c.batch_size,
+                progress=True,
+            )  # fmt: skip
+        if self.config.index.connect and isinstance(index, Graph):
+            index, joined = connect(index, self.points)
             edits = Edits.join([edits, joined])
-        return graph, edits
+        return index, edits

@@ -22,7 +22,7 @@ from lgp.ask import Prompt
 from lgp.choices import CorruptImages
 from lgp.generate import LocalEngine, encode_marked, marked
 from lgp.images import CorruptImageError, ImageFolder
-from lgp.llm import LanguageModel, model_source
+from lgp.llm import LanguageModel, load_weights, model_source
 from lgp.prompts import Chat, Piece
 from lgp.store import digest_of
 
@@ -86,16 +86,9 @@ def load_vision_model(
     size |= {} if min_pixels is None else {"shortest_edge": min_pixels}
     size |= {} if max_pixels is None else {"longest_edge": max_pixels}
     images.size = type(images.size)(**size)
-    model: Any = AutoModelForImageTextToText.from_pretrained(
-        name,
-        revision=revision,
-        dtype=getattr(torch, dtype),
-        attn_implementation="sdpa",
-        device_map=device_map,
+    model = load_weights(
+        AutoModelForImageTextToText, name, dtype, device, device_map, revision=revision
     )
-    model.train(False).requires_grad_(False)
-    if device_map is None:
-        model.to(device)
     # Sampling defaults of the model would only be warned of; answers are greedy.
     ends = model.generation_config.eos_token_id
     ends = processor.tokenizer.eos_token_id if ends is None else ends

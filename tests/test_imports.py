@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = [
-    "choices", "templates", "config_llm", "config_data", "config", "store", "vectors", "beir",
-    "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
+    "choices", "templates", "config_llm", "config_data", "config", "store", "hardware", "vectors",
+    "beir", "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
     "bright", "mbeir_files", "mbeir", "data",
     "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings", "graph",
     "kernels", "points", "search",

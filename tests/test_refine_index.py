@@ -19,10 +19,11 @@ import torch
 from test_formats_diskann import random_lists, save
 
 from lgp.cli import main
-from lgp.foreign import chosen_anchors, document_rows, drop
+from lgp.foreign import document_rows, drop
 from lgp.formats import read_diskann, read_hnswlib
 from lgp.formats.patch import apply_patch, make_patch
 from lgp.refine.log import EditLog
+from lgp.refine.step import chosen_nodes
 from lgp.store import file_digest
 
 N, DIM = 500, 16
@@ -329,7 +330,7 @@ def test_a_patch_restores_any_bytes(
 def test_chosen_nodes_are_alive_and_a_pilots_are_among_them() -> None:
     deleted = torch.zeros(100, dtype=torch.bool)
     deleted[::4] = True
-    full, pilot = chosen_anchors(deleted, 0.4, 0, None), chosen_anchors(deleted, 0.4, 0, 11)
+    full, pilot = (chosen_nodes(100, 0.4, 0, deleted, limit) for limit in (None, 11))
     assert int(full.sum()) == 30 and int(pilot.sum()) == 11
     assert not (full & deleted).any() and bool((full | ~pilot).all())
 

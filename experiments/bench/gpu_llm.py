@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from asking import batched, ranking_change
 from gpu import Report
 from measure import commit, machine
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from lgp.ask import Prompt
 from lgp.fp8 import Fp8Linear, fast, to_fp8
 from lgp.generate import LocalEngine
-from lgp.llm import Continuations, LanguageModel, plan_batches
+from lgp.llm import Continuations, LanguageModel
 from lgp.packed import continuation_logprobs
 
 PROMPT_TOKENS, SHARED, NEW_TOKENS = 4096, 350, 32
@@ -120,16 +121,6 @@ def ceiling(lm: LanguageModel, watch: Watch) -> tuple[float, float]:
         return body, seconds(head, head.in_features)
 
 
-def batched(
-    ask: Callable[[list[Prompt]], list[Any]], asked: list[Prompt], batch_tokens: int
-) -> list[Any]:
-    """Answers in order, batches as in a refinement."""
-    answers: dict[int, Any] = {}
-    for batch in plan_batches([prompt.size for prompt in asked], batch_tokens):
-        answers.update(zip(batch, ask([asked[at] for at in batch]), strict=True))
-    return [answers[at] for at in range(len(asked))]
-
-
 def plain(lm: LanguageModel, prompt: Prompt) -> None:
     """One `generate` call of transformers for one node."""
     ids = torch.tensor([prompt.content], device=lm.device)
@@ -142,8 +133,8 @@ def plain(lm: LanguageModel, prompt: Prompt) -> None:
 
 def measure(
     lm: LanguageModel, asked: list[Prompt], batch_tokens: int, watch: Watch, with_plain: bool
-) -> tuple[dict[str, Any], list[list[float]]]:
-    """Figures of generate and constrained, and the constrained scores of every node."""
+) -> tuple[dict[str, Any], Tensor]:
+    """Figures of generate and constrained, and log p of every number [nodes, candidates]."""
     options = ["NONE", *(f"[{n}]" for n in range(1, N_CANDIDATES + 1))]
     engine = LocalEngine(lm, batch_tokens, NEW_TOKENS)
     batched(engine.generate, asked[:2], batch_tokens)  # warm
@@ -175,7 +166,7 @@ def measure(
         for mode in ("generate", "constrained"):
             found[mode]["speedup"] = found[mode]["nodes_per_s"] / found["plain_nodes_per_s"]
     found["ceiling_tokens_per_s"] = 1 / body
-    return found, [answer["logp"] for answer in answers]
+    return found, torch.tensor([answer["logp"] for answer in answers])[:, 1:]
 
 
 def measure_likelihood(lm: LanguageModel, vocabulary: int, watch: Watch) -> dict[str, float]:
@@ -193,27 +184,6 @@ def measure_likelihood(lm: LanguageModel, vocabulary: int, watch: Watch) -> dict
     return {
         "nodes_per_s": len(nodes) / seconds,
         "ceiling_share": len(nodes) * ((256 + scored) * body + scored * head) / seconds,
-    }
-
-
-def ranking_change(before: list[list[float]], after: list[list[float]]) -> dict[str, float]:
-    """What rounding did to the order of candidates: rank correlation and overlap of the best two.
-
-    Args:
-        before, after: log p of NONE and of every number, a node.
-    """
-    a, b = (torch.tensor(scores)[:, 1:] for scores in (before, after))
-
-    def ranks(scores: Tensor) -> Tensor:
-        return scores.argsort(1).argsort(1).double()
-
-    x, y = (r - r.mean(1, keepdim=True) for r in (ranks(a), ranks(b)))
-    spearman = (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1))
-    best = (a.topk(2).indices.unsqueeze(2) == b.topk(2).indices.unsqueeze(1)).any(2)
-    return {
-        "spearman_mean": float(spearman.mean()),
-        "best_two_kept": float(best.double().mean()),
-        "largest_change_of_logp": float((a - b).abs().max()),
     }
 
 

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from asking import batched, ranking_change
 from measure import commit, machine, versions
 from torch import Tensor
 
@@ -76,17 +77,6 @@ def plain_generate(lm: LanguageModel, prompt: Prompt) -> str:
         )
     text: str = lm.tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
     return text
-
-
-def batched(
-    ask: Callable[[list[Prompt]], list[dict[str, Any]]], prompts: list[Prompt], batch_tokens: int
-) -> list[dict[str, Any]]:
-    """Answers in order of the prompts, batches as in a refinement."""
-    answers: dict[int, dict[str, Any]] = {}
-    for batch in plan_batches([prompt.size for prompt in prompts], batch_tokens):
-        found = ask([prompts[at] for at in batch])
-        answers.update(zip(batch, found, strict=True))
-    return [answers[at] for at in range(len(prompts))]
 
 
 @dataclass(frozen=True)
@@ -253,7 +243,7 @@ def measure_likelihood(
     if fp8:
         exact = torch.tensor([given[at] for at in range(N_PLAIN)])
         to_fp8(lm.model)  # the model is not used again
-        rounding = {"float8": change(exact, torch.tensor(ours(nodes[:N_PLAIN])))}
+        rounding = {"float8": ranking_change(exact, torch.tensor(ours(nodes[:N_PLAIN])))}
     return {
         "nodes_per_s": {"plain": 1 / cost["plain"], "likelihood": 1 / cost["likelihood"]},
         "table_documents_per_s": 1 / cost["table"],
@@ -263,18 +253,6 @@ def measure_likelihood(
         "ceiling_share": {"likelihood": share},
         "runs_s_per_node": times,
     } | rounding
-
-
-def change(exact: Tensor, rounded: Tensor) -> dict[str, float]:
-    """What 8-bit weights do to summed log p [nodes, candidates] and to the order of candidates."""
-    places = [scores.argsort(1).argsort(1).double() for scores in (exact, rounded)]
-    x, y = (p - p.mean(1, keepdim=True) for p in places)
-    best = (exact.topk(2).indices.unsqueeze(2) == rounded.topk(2).indices.unsqueeze(1)).any(2)
-    return {
-        "spearman": float(((x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1))).mean()),
-        "best_two_kept": float(best.double().mean()),
-        "mean_change_per_token": float((exact - rounded).abs().mean() / CANDIDATE_TOKENS),
-    }
 
 
 @torch.inference_mode()

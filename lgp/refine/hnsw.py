@@ -82,3 +82,20 @@ def refine_hnsw(
         index.base, points, refiner, width, batch_size, back, visited, progress
     )
     return replace(index, base=base), edits
+
+
+def refine_finished(
+    index: Graph | Hnsw,
+    points: Points,
+    refiner: Refiner,
+    width: int,
+    batch_size: int = 0,
+    progress: bool = False,
+) -> tuple[Graph | Hnsw, Edits]:
+    """Refine either kind of finished index: a flat graph, or the base layer of an HNSW.
+
+    Arguments as of `refine_post` and `refine_hnsw`.
+    """
+    if isinstance(index, Hnsw):
+        return refine_hnsw(index, points, refiner, width, batch_size, progress)
+    return refine_post(index, points, refiner, width, batch_size, progress=progress)

@@ -86,18 +86,26 @@ class Account:
             setattr(self, cost, getattr(self, cost) + getattr(answer, cost))
 
 
-def chosen_nodes(n: int, node_budget: float, seed: int) -> Tensor:
+def chosen_nodes(
+    n: int, node_budget: float, seed: int, deleted: Tensor | None = None, limit: int | None = None
+) -> Tensor:
     """Which nodes see the selector (beta): the first floor(beta N) of a seeded order, bool [N].
 
-    A smaller beta chooses a subset of a larger one's nodes. The order is not specified in the
-    paper; `random` is ours.
+    A smaller beta, or a limit, chooses a subset of a larger one's nodes. The order is not
+    specified in the paper; `random` is ours.
+
+    Args:
+        deleted: bool [N], left out, and not counted in N. limit: at most so many.
     """
     if not 0 < node_budget <= 1:
         raise ValueError(f"node_budget={node_budget} is outside (0, 1]; set refine.node_budget")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    if deleted is not None:
+        order = order[~deleted[order]]
     chosen = torch.zeros(n, dtype=torch.bool)
     # 0.29 * 100 is 28.999...: a share that should be whole must not lose a node.
-    chosen[order[: math.floor(node_budget * n + 1e-9)]] = True
+    count = math.floor(node_budget * len(order) + 1e-9)
+    chosen[order[: count if limit is None else min(count, limit)]] = True
     return chosen
 
 
