@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
-SUBCOMMANDS = ("report", "refine-index")
+SUBCOMMANDS = ("report", "refine-index", "describe")
 
 
 def config_dir() -> str:
@@ -52,21 +53,35 @@ def compose(words: list[str]) -> Any:
 
 def _job(cfg: Any) -> None:
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
     config = to_config(cfg)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lgp.hardware import process_rank
-    from lgp.pipeline import run
+    from lgp.pipeline import ERROR_FILE, finished, run
     from lgp.stages import Stages
     from lgp.track import track
 
     if process_rank()[0] > 0:  # of `accelerate launch`: all embed, the first one does the rest
         Stages(config).embed_all()
         return
-    run_dir = Path(HydraConfig.get().runtime.output_dir)
-    run(config, run_dir)
+    run_dir, log = Path(HydraConfig.get().runtime.output_dir), logging.getLogger(__name__)
+    sweep = HydraConfig.get().mode is RunMode.MULTIRUN
+    if sweep and finished(config, run_dir):
+        log.info("%s is finished; delete it to run it again", run_dir)
+        return
+    (run_dir / ERROR_FILE).unlink(missing_ok=True)
+    try:
+        run(config, run_dir, quiet=sweep)
+    except Exception:
+        if not sweep:
+            raise
+        # The others go on; the folder tells, and the sweep's table lists it as missing.
+        log.exception("this job failed")
+        (run_dir / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+        return
     track(config, run_dir)
-    logging.getLogger(__name__).info("results in %s", config.run_dir)
+    log.info("results in %s", run_dir)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,6 +95,10 @@ def main(argv: list[str] | None = None) -> int:
         from lgp import refine_index
 
         return refine_index.main(words[1:], compose)
+    if words and words[0] == "describe":
+        from lgp import describe
+
+        return describe.main(words[1:], compose)
     if words and not words[0].startswith("-") and "=" not in words[0]:
         print(
             f"lgp: {words[0]!r} is neither KEY=VALUE nor a subcommand; subcommands: "
@@ -87,14 +106,40 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    from lgp.config import ConfigError
+
+    plain = [word for word in words if "=" in word]
+    try:
+        if plain == list(words) and any(word.startswith("experiment=") for word in plain):
+            config = compose(plain)
+            if config.table is not None:
+                return _experiment(plain)
+        return _launch(words)
+    except (ConfigError, ValueError, ModuleNotFoundError, ConnectionError) as error:
+        print(f"lgp: {error}", file=sys.stderr)
+        return 2
+
+
+def _experiment(words: list[str]) -> int:
+    """A table of the paper: its sweeps, one after the other, then the table."""
+    from lgp.experiment import run_experiment
+
+    chosen = dict(word.split("=", 1) for word in words)
+    if "scale" not in chosen:
+        words = [*words, "scale=paper"]
+    return run_experiment(compose(words), chosen["experiment"], words, _launch)
+
+
+def _launch(words: list[str]) -> int:
+    """The Hydra application on a command line; returns the exit status."""
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
     register()
     sys.argv = ["lgp", *("dry_run=true" if word == "--dry-run" else word for word in words)]
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    from lgp.config import ConfigError
-
+    GlobalHydra.instance().clear()  # of the sweep before
     application = hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
     try:
         application(_job)()
@@ -102,9 +147,6 @@ def main(argv: list[str] | None = None) -> int:
         return int(stop.code or 0)
     except HydraException as error:
         print(f"lgp: {error}{_cause(error)}", file=sys.stderr)
-        return 2
-    except (ConfigError, ValueError, ModuleNotFoundError, ConnectionError) as error:
-        print(f"lgp: {error}", file=sys.stderr)
         return 2
     return 0
 

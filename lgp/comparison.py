@@ -80,7 +80,7 @@ def comparison_table(
             f"found graphs {labels}, main={main!r}; vanilla is the base and must be run, "
             "main must be a selector"
         )
-    exact = _mean(results, metric, "exact", ranking, "exact", 0)
+    exact = column_mean(results, metric, "exact", ranking, "exact", 0)
     wanted: list[tuple[str, int, str, str | None]] = []
     pairs: list[tuple[Floats, Floats]] = []
     for mode, value in results.points(ranking):
@@ -91,7 +91,7 @@ def comparison_table(
         wanted += [(mode, value, x, None) for x in run if x == "vanilla" or run[0] != "vanilla"]
         for label, base in jobs:
             wanted.append((mode, value, label, base))
-            pairs.append(_paired(results, metric, ranking, mode, value, base, label))
+            pairs.append(paired(results, metric, ranking, mode, value, base, label))
     compared = iter(compare_arrays(pairs))
     return [
         Row(
@@ -99,12 +99,12 @@ def comparison_table(
             value=value,
             label=label,
             base=base,
-            mean=_mean(results, metric, label, ranking, mode, value),
-            n_dist=_mean(results, "n_dist", label, ranking, mode, value),
-            reach=_mean(results, "reach", label, ranking, mode, value),
+            mean=column_mean(results, metric, label, ranking, mode, value),
+            n_dist=column_mean(results, "n_dist", label, ranking, mode, value),
+            reach=column_mean(results, "reach", label, ranking, mode, value),
             exact=None if np.isnan(exact) else exact,
             comparison=None if base is None else next(compared),
-            n_dist_above=_mean(results, "n_dist_above", label, ranking, mode, value),
+            n_dist_above=column_mean(results, "n_dist_above", label, ranking, mode, value),
         )
         for mode, value, label, base in wanted
     ]
@@ -214,7 +214,9 @@ def count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def _mean(results: Results, column: str, label: str, ranking: str, mode: str, value: int) -> float:
+def column_mean(
+    results: Results, column: str, label: str, ranking: str, mode: str, value: int
+) -> float:
     """Average a column over seeds and queries that have it; NaN where none has."""
     rows = list(results.rows_by_seed(label, ranking, mode, value).values())
     values = results.columns[column][rows]
@@ -222,10 +224,14 @@ def _mean(results: Results, column: str, label: str, ranking: str, mode: str, va
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _paired(
+def paired(
     results: Results, metric: str, ranking: str, mode: str, value: int, base: str, other: str
 ) -> tuple[Floats, Floats]:
-    """Gather two graphs as [n_queries, n_seeds] over the seeds and queries both have."""
+    """Gather two graphs as [n_queries, n_seeds] over the seeds and queries both have.
+
+    Raises:
+        ValueError: no seed or no query in common.
+    """
     sides = [results.rows_by_seed(x, ranking, mode, value) for x in (base, other)]
     seeds = sorted(sides[0].keys() & sides[1].keys())
     if not seeds:

@@ -35,6 +35,7 @@ from lgp.config_data import DatasetConfig
 from lgp.config_llm import ConfigError as ConfigError
 from lgp.config_llm import LlmConfig, PromptConfig
 from lgp.config_llm import at_least as _at_least
+from lgp.config_tables import OneEdgeConfig, ScaleConfig, TableConfig
 
 
 @dataclass
@@ -255,6 +256,9 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
     rerank: RerankConfig = field(default_factory=RerankConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    one_edge: OneEdgeConfig = field(default_factory=OneEdgeConfig)
+    table: TableConfig | None = None  # experiment=tableN, figN: a table over sweeps, not a run
+    scale: ScaleConfig | None = None  # what those sweeps run on
     name: str = "run"  # of the experiment; names the run folder
     run_dir: str = "runs/run"  # results of this run
     store_dir: str = "lgp-store"  # stages shared by all runs
@@ -287,6 +291,11 @@ class Config:
         if SelectorKind.llm in (self.refine.selector, *self.refine.controls):
             self._check_llm()
         self._check_rerank()
+        if self.one_edge.enabled and layered:
+            raise ConfigError(
+                "one_edge.enabled=true with index.kind=hnsw: it has no single flat graph to "
+                "change; set index=diskann"
+            )
         _at_least("threads", self.threads, 0, "0 leaves the choice to torch")
 
     def _check_llm(self) -> None:

@@ -40,7 +40,8 @@ class DatasetConfig:
     relevance_level: int = 1  # smallest relevant grade for Recall (2 for the MS MARCO DL pools)
     packages: list[str] = field(default_factory=lambda: ["numpy"])  # pydocs
     max_queries: int | None = None  # evaluate the first so many judged queries only
-    task: str | None = None  # bright, mbeir: one of their tasks
+    task: str | None = None  # bright, mbeir: one of their tasks; toy: any word, draws another one
+    topics: int = 12  # toy: 20 documents and 2 queries each
     repository: str | None = None  # bright, mbeir: hub name; null = the benchmark's
     revision: str | None = None  # bright, mbeir: commit or tag; null = the pinned one
     queries: QuerySource = QuerySource.original  # bright
@@ -55,6 +56,8 @@ class DatasetConfig:
             raise ConfigError(
                 f"dataset.path is not set; dataset={self.kind.value} needs a BEIR-layout folder"
             )
+        if not 2 <= self.topics <= 100:
+            raise ConfigError(f"dataset.topics={self.topics} is outside 2..100; set it so")
         _at_least("dataset.relevance_level", self.relevance_level, 1, "grades below 1 are not")
         for key in ("max_queries", "sample_queries"):
             if (value := getattr(self, key)) is not None:

@@ -8,6 +8,7 @@ one `Dataset`. What a file's lines look like is in `lgp.beir`, `lgp.bright` and 
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from zlib import crc32
 
 from lgp.beir import DataError, find_file, read_excluded, read_qrels, read_records
 from lgp.bright import SOURCE as BRIGHT
@@ -41,7 +42,7 @@ def load_dataset(c: DatasetConfig) -> Dataset:
         DataError: as the loader of its kind.
     """
     if c.kind is DatasetKind.toy:
-        return load_toy()
+        return load_toy(n_topics=c.topics, task=c.task)
     if c.kind is DatasetKind.pydocs:
         return load_pydocs(c.packages)
     if c.kind is DatasetKind.bright:
@@ -102,9 +103,13 @@ def load_beir(
     )  # fmt: skip
 
 
-def load_toy(seed: int = 0, n_topics: int = 12, group_size: int = 10) -> Dataset:
+def load_toy(
+    seed: int = 0, n_topics: int = 12, group_size: int = 10, task: str | None = None
+) -> Dataset:
     """Generate a small collection whose relevant documents are known by construction.
 
+    Args:
+        task: a name for the collection; other names draw other collections.
     Returns:
         2 * n_topics * group_size documents (default 240) in seeded order and 2 * n_topics queries
         (24) with grades 2 and 1, as `toy.generate` describes; the same text on every machine.
@@ -114,8 +119,10 @@ def load_toy(seed: int = 0, n_topics: int = 12, group_size: int = 10) -> Dataset
     for name, value in (("n_topics", n_topics), ("group_size", group_size)):
         if not 2 <= value <= 100:
             raise DataError(f"{name}={value} is outside 2..100; the default is 12 topics of 10")
-    documents, queries, qrels = generate(seed, n_topics, group_size)
-    return assemble("toy", documents, queries, qrels, {}, 1, {"seed": seed})
+    name = "toy" if task is None else f"toy-{task}"
+    drawn = seed if task is None else seed + crc32(task.encode())
+    documents, queries, qrels = generate(drawn, n_topics, group_size)
+    return assemble(name, documents, queries, qrels, {}, 1, {"seed": drawn})
 
 
 def load_pydocs(packages: Sequence[str] = ("numpy",)) -> Dataset:

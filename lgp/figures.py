@@ -75,7 +75,7 @@ def draw_figure(rows: Sequence[Row], metric: str, ranking: str, path: Path | str
     if not modes:
         raise ValueError("0 rows to draw; give rows of mode width or budget")
     labels = list(dict.fromkeys(r.label for r in own))
-    styles = _styles(labels)
+    styles = graph_styles(labels)
     figure = Figure(figsize=(1.2 + 3.9 * len(modes), 3.9), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
@@ -154,7 +154,7 @@ def _draw_panel(ax: Axes, rows: Sequence[Row], styles: dict[str, tuple[str, str]
     ax.tick_params(labelleft=True)
 
 
-def _styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+def graph_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Give each label its fixed style; unknown selectors take the spare ones in order of name."""
     unknown = sorted(label for label in labels if label not in STYLES)
     spare = {x: _SPARE_STYLES[i % len(_SPARE_STYLES)] for i, x in enumerate(unknown)}

@@ -5,6 +5,7 @@ In: a configuration. Out: a run folder, which is the truth about the run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -19,22 +20,31 @@ import torch
 from rich.console import Console
 
 from lgp.choices import EngineKind, Exclude, RerankKind, SelectorKind
-from lgp.comparison import comparison_table
+from lgp.comparison import comparison_table, sentences
 from lgp.config import Config, to_plain
 from lgp.cost import configured_prices
 from lgp.dataset import say_unread_images
 from lgp.distance import GIB
 from lgp.embed import Kind
 from lgp.engines import answer_log, language_model
-from lgp.index import Index, describe_index
+from lgp.graph import Graph
+from lgp.index import Index, base_layer
+from lgp.one_edge_study import one_edge_study
 from lgp.refine.log import EditLog
 from lgp.report import print_report, write_report
 from lgp.rerank import LikelihoodRerank, ListwiseRerank, by_encoder, ranking_engine
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
+from lgp.search import QueryDistances
 from lgp.selectors import mean_encoder
 from lgp.stages import Stages
 from lgp.store import facts, write_aside
+from lgp.structure import structure
 from lgp.summary import break_even_lines, graph_lines
+
+ERROR_FILE = "error.txt"
+"""What stopped a job of a sweep."""
+ELSEWHERE = ("run_dir", "store_dir", "tracking", "device", "threads")
+"""Where and how a run is made, which does not change it."""
 
 
 def reranker(stages: Stages) -> Rerank | None:
@@ -79,11 +89,12 @@ def reranker(stages: Stages) -> Rerank | None:
     )  # fmt: skip
 
 
-def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path | None]]:
-    """(label, graph, refined stage) of every graph this configuration compares."""
+def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path]]:
+    """(label, graph, its stage) of every graph this configuration compares."""
     c = stages.config.refine
     for seed in stages.config.index.seeds:
-        yield {"graph": "vanilla", "selector": "none", "seed": seed}, stages.vanilla(seed), None
+        label = {"graph": "vanilla", "selector": "none", "seed": seed}
+        yield label, *stages.vanilla_stage(seed)
         if c.selector is SelectorKind.none:
             continue
         graph, stage = stages.refined(c.selector, seed, stages.match)
@@ -95,10 +106,13 @@ def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path | None]
             yield label, graph, beside
 
 
-def run(config: Config, run_dir: Path) -> None:
+def run(config: Config, run_dir: Path, quiet: bool = False) -> None:
     """Everything: graphs, per-query lines, facts, report, into the run folder.
 
     With `dry_run` a few nodes are refined instead, and what all of them would cost is printed.
+
+    Args:
+        quiet: print the headline only; the folder's `report.md` holds the rest.
     """
     c, stages = config, Stages(config)
     if c.dry_run:
@@ -125,10 +139,17 @@ def run(config: Config, run_dir: Path) -> None:
             c.search.exclude is Exclude.collect, rerank, c.rerank.depth,
             int(c.search.memory_gib * GIB),
         )  # fmt: skip
-        notes.append(label | (describe_index(graph) if stage is None else facts(stage)))
-        if stage is not None:
+        notes.append(label | facts(stage) | {"structure": structure(base_layer(graph), points)})
+        if label["graph"] == "refined":
             name = f"edits-{label['selector']}-{label['seed']}.safetensors"
             copy_aside(stage / "edits.safetensors", run_dir / name)
+    if c.one_edge.enabled:
+        seed = c.index.seeds[0]
+        vanilla = stages.vanilla(seed)
+        assert isinstance(vanilla, Graph)  # the configuration refuses an HNSW
+        asked = collection.query_vectors.to(points.device)
+        table = QueryDistances(points, queries=asked).with_table()
+        one_edge_study(vanilla, table, collection, c.one_edge, seed, run_dir)
     short = sum(r["n_returned"] < c.search.k for r in records)
     summary = {
         "dataset": stages.dataset.name,
@@ -148,8 +169,26 @@ def run(config: Config, run_dir: Path) -> None:
     write_aside(run_dir / "summary.json", json.dumps(summary, indent=1))
     main = c.refine.selector.value if c.refine.controls else None
     results = write_report(run_dir, main)
+    if quiet:
+        print("\n".join(sentences(comparison_table(results))[: len(results.labels()) - 1]))
+        return
     print_report(results, Console(), main)
     print("\n".join(graph_lines(run_dir) + break_even_lines(run_dir, comparison_table(results))))
+
+
+def finished(config: Config, run_dir: Path) -> bool:
+    """Whether a folder holds this run, complete and made by this code."""
+    try:
+        kept = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+        made = json.loads((run_dir / "versions.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    own = to_plain(config)
+    for key in ELSEWHERE:
+        kept.pop(key, None)
+        own.pop(key)
+    complete = all((run_dir / name).is_file() for name in ("summary.json", "report.md"))
+    return complete and kept == own and made.get("source_sha256") == source_digest()
 
 
 def copy_aside(source: Path, target: Path) -> None:
@@ -157,6 +196,16 @@ def copy_aside(source: Path, target: Path) -> None:
     aside = target.with_name(f".{target.name}.part")
     aside.write_bytes(source.read_bytes())
     aside.rename(target)
+
+
+@cache
+def source_digest() -> str:
+    """sha256 of the package's Python files: what made a run, also where git cannot tell."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def versions(device: str) -> dict[str, Any]:
@@ -179,6 +228,7 @@ def versions(device: str) -> dict[str, Any]:
     return {
         "commit": git.stdout.strip() if git.returncode == 0 else None,
         "uncommitted_changes": bool(status.stdout.strip()) if git.returncode == 0 else None,
+        "source_sha256": source_digest(),
         "packages": found,
         "python": platform.python_version(),
         "device": hardware,

@@ -9,18 +9,14 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from lgp.averages import average_rows
 from lgp.comparison import Row, comparison_table, headline_value, sentences
 from lgp.figures import METRIC_NAMES, RANKING_NAMES, caption, draw_figure
+from lgp.grids import Grid, markdown, print_grid
 from lgp.results import METRICS, QUERIES_FILE, Results, read_queries, write_metrics_csv
 from lgp.stats import holm
 from lgp.store import write_aside
@@ -36,21 +32,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table of text.
-
-    `optional` names the columns to drop where space is short, first ones first. `groups` numbers
-    the rows' groups; a gap is left between them.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    optional: tuple[str, ...]
-    body: tuple[tuple[str, ...], ...]
-    groups: tuple[int, ...]
-
-
 def print_report(
     results: Results, console: Console, main: str | None = None, metric: str = "ndcg_at_10"
 ) -> None:
@@ -64,7 +45,7 @@ def print_report(
     for ranking in results.rankings():
         rows = comparison_table(results, metric, ranking, main)
         for grid in _grids(rows, metric, ranking, main):
-            _print_grid(grid, console)
+            print_grid(grid, console)
         console.print()
         for line in sentences(rows, main):
             console.print(f"- {line}", markup=False, highlight=False)
@@ -123,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for ranking, runs in tables.items():
         if len(runs) > 1:
             said = f"{METRIC_NAMES[args.metric]} (0-100) {RANKING_NAMES[ranking]}"
-            _print_grid(_summary_grid(runs, said), console)
-            _print_grid(_average_grid(runs, said), console)
+            print_grid(_summary_grid(runs, said), console)
+            print_grid(_average_grid(runs, said), console)
     return 0
 
 
@@ -140,7 +121,7 @@ def _write_report(results: Results, run_dir: Path, main: str | None, metric: str
         text = caption(metric, ranking, rows)
         lines += ["", f"![{METRIC_NAMES[metric]} against search effort]({figure})", "", text, ""]
         for grid in _grids(rows, metric, ranking, main):
-            lines += _markdown(grid)
+            lines += markdown(grid)
     said = graph_lines(run_dir)
     said += break_even_lines(run_dir, comparison_table(results, metric, results.rankings()[0]))
     if said:
@@ -265,49 +246,3 @@ def _difference(row: Row) -> tuple[str, str, str, str]:
 
 def _percent(fraction: float | None, unit: str = "") -> str:
     return "-" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.1f}{unit}"
-
-
-def _print_grid(grid: Grid, console: Console) -> None:
-    dropped: list[str] = []
-    table = _rich_table(grid, dropped)
-    while _width(table, console) > console.width and len(dropped) < len(grid.optional):
-        dropped.append(grid.optional[len(dropped)])
-        table = _rich_table(grid, dropped)
-    console.print()
-    console.print(grid.title, markup=False, highlight=False)
-    if _width(table, console) <= console.width:
-        console.print(table)
-    else:
-        for cells in grid.body:
-            pairs = [
-                f"{name} {cell}" for name, cell in zip(grid.columns, cells, strict=True) if cell
-            ]
-            console.print(", ".join(pairs), markup=False, highlight=False)
-        dropped = []
-    if dropped:
-        text = f"Not shown at {console.width} columns: {', '.join(dropped)}."
-        console.print(text, markup=False, highlight=False)
-
-
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=1000), table).maximum
-
-
-def _rich_table(grid: Grid, dropped: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    kept = [i for i, name in enumerate(grid.columns) if name not in dropped]
-    for i in kept:
-        left = grid.columns[i] in ("run", "graph", "control", "at")
-        table.add_column(grid.columns[i], no_wrap=True, justify="left" if left else "right")
-    for row, cells in enumerate(grid.body):
-        last = row + 1 == len(grid.body) or grid.groups[row + 1] != grid.groups[row]
-        table.add_row(*(Text(cells[i]) for i in kept), end_section=last)
-    return table
-
-
-def _markdown(grid: Grid) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = ["---:" if name not in ("graph", "control") else "---" for name in grid.columns]
-    return [f"### {grid.title}", "", line(grid.columns), line(rule), *map(line, grid.body), ""]

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lgp.answers import AnswerLog
 from lgp.ask import Asked, Engine, ask_all
 from lgp.choices import CorruptImages
 from lgp.config_llm import LlmConfig, PromptConfig
+from lgp.distance import row_blocks
 from lgp.engines import make_engine
 from lgp.images import ImageFolder
 from lgp.llm import Continuations, LanguageModel
@@ -42,12 +44,17 @@ def by_encoder(
     """
 
     def rerank(lists: Sequence[list[int]]) -> list[list[int]]:
-        out = []
-        for query, rows in enumerate(lists):
-            # Row by row: a matrix product gives equal rows scores that differ in the last bit.
-            score = (documents[rows] * queries[query]).sum(1)
-            out.append([rows[i] for i in score.sort(descending=True, stable=True).indices.tolist()])
-        return out
+        longest = max(map(len, lists), default=0)
+        padded = torch.tensor([[*rows, *[-1] * (longest - len(rows))] for rows in lists])
+        out: list[list[int]] = []
+        for block in row_blocks(len(lists), longest * documents.shape[1]) if longest else []:
+            rows = padded[block]
+            # Sums, not a matrix product: that gives equal rows scores which differ in the last bit.
+            score = (documents[rows.clamp_min(0)] * queries[block].unsqueeze(1)).sum(2)
+            score = torch.where(rows >= 0, score, -torch.inf)
+            order = rows.gather(1, score.sort(dim=1, descending=True, stable=True).indices)
+            out += [row[:n] for row, n in zip(order.tolist(), map(len, lists[block]), strict=True)]
+        return out or [[] for _ in lists]
 
     return rerank
 

@@ -113,7 +113,7 @@ class Stages:
         return Metric(self.config.index.metric.value)
 
     @cached_property
-    def _indexed(self) -> tuple[Collection, Points, list[str]]:
+    def _indexed(self) -> tuple[Collection, Points, Tensor]:
         c = self.config
         documents, queries = self._vectors(Kind.DOCUMENT), self._vectors(Kind.QUERY)
         if documents.shape[1] != queries.shape[1]:
@@ -125,13 +125,12 @@ class Stages:
         collection, rows = make_collection(self.dataset, classes, queries, c.dataset.max_queries)
         vectors = documents[rows].to(self.device)
         points = make_points(vectors, self.metric, int(c.index.table_gib * GIB))
-        texts = self.dataset.texts
         self.settings(c.index.seeds[0]).check(points.n)
         if c.search.k > points.n:
             raise ValueError(
                 f"search.k={c.search.k} is above the number of nodes {points.n}; lower search.k"
             )
-        return collection, points, [texts[row] for row in rows.tolist()]
+        return collection, points, rows
 
     @property
     def collection(self) -> Collection:
@@ -142,8 +141,14 @@ class Stages:
         return self._indexed[1]
 
     @property
-    def node_texts(self) -> list[str]:
+    def node_rows(self) -> Tensor:
+        """The first document row of each node, int64 [N]."""
         return self._indexed[2]
+
+    @cached_property
+    def node_texts(self) -> list[str]:
+        texts = self.dataset.texts
+        return [texts[row] for row in self.node_rows.tolist()]
 
     @cached_property
     def pictures(self) -> Pictures | None:
@@ -190,16 +195,21 @@ class Stages:
 
     def vanilla(self, seed: int) -> Index:
         """The unrefined graph of a seed."""
+        return self.vanilla_stage(seed)[0]
+
+    def vanilla_stage(self, seed: int) -> tuple[Index, Path]:
+        """The unrefined graph of a seed, and its stage folder."""
 
         def compute(folder: Path) -> Mapping[str, Any]:
+            start = time.perf_counter()
             graph = build_index(self.points, self.settings(seed))
             if self.config.index.connect and isinstance(graph, Graph):
                 graph, _ = connect(graph, self.points)
             save_index(graph, folder / "graph.safetensors")
-            return describe_index(graph)
+            return describe_index(graph) | {"seconds": time.perf_counter() - start}
 
         name = "hnsw" if self.config.index.kind is IndexKind.hnsw else "graph"
-        return self._stored(seed, name, self._graph_inputs(seed), compute)[0]
+        return self._stored(seed, name, self._graph_inputs(seed), compute)
 
     def refined(self, kind: SelectorKind, seed: int, matched: EditLog | None) -> tuple[Index, Path]:
         """The graph refined with a selector, and its stage folder.
@@ -244,7 +254,9 @@ class Stages:
         encoder = mean_encoder(c.encoder, c.encoder_tokens)
         selector = make_selector(
             kind, self.config, self.node_texts,
-            lambda: self.embed(self.node_texts, Kind.DOCUMENT, encoder).to(self.device),
+            lambda: self.embed(self.dataset.texts, Kind.DOCUMENT, encoder)[self.node_rows].to(
+                self.device
+            ),
             answers, self.device, pictures=self.pictures,
         )  # fmt: skip
         fixed = isinstance(vanilla, Hnsw) and c.keep_degree

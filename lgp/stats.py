@@ -81,9 +81,7 @@ def paired_intervals(
             f"resamples={resamples} must be at least 1 and level={level} between 0 and 1; "
             "try 10000 and 0.95"
         )
-    means = np.concatenate(
-        [weights @ differences for weights in _resample_weights(len(differences), resamples, seed)]
-    )  # [resamples, C]
+    means = _resampled_means(differences, resamples, seed)
     tail = 50 * (1 - level)
     low, high = np.percentile(means, [tail, 100 - tail], axis=0)
     return low, high
@@ -231,6 +229,69 @@ def compare_arrays(
                 n_seeds=pairs[i][0].shape[1],
             )
     return [results[i] for i in range(len(pairs))]
+
+
+def compare_groups(
+    groups: Sequence[Sequence[tuple[Floats, Floats]]],
+    resamples: int = 10_000,
+    flips: int = 10_000,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Compare two systems over several collections, each collection weighing the same.
+
+    Means are means of the collections' means; queries are resampled within each collection, and
+    signs flipped query by query. `wins`, `ties` and `losses` count collections, `n_queries` all
+    queries; `n_seeds` is the fewest graph seeds.
+
+    Args:
+        groups: for each comparison the pairs (base, other) of its collections, [n_queries, n_seeds]
+            as for `compare_arrays`; of the same sizes they share their random numbers.
+    Raises:
+        ValueError: a comparison without collections, or a pair that `compare_arrays` refuses.
+    """
+    if not all(groups):
+        raise ValueError("a comparison of 0 collections; give each at least one")
+    means = [
+        [(c.mean_base, c.mean_other, c.n_seeds) for c in compare_arrays(pairs, 1, 1)]
+        for pairs in groups
+    ]
+    differences = [[o.mean(axis=1) - b.mean(axis=1) for b, o in pairs] for pairs in groups]
+    sizes = [tuple(map(len, found)) for found in differences]
+    results: dict[int, Comparison] = {}
+    for size in dict.fromkeys(sizes):
+        members = [i for i, other in enumerate(sizes) if other == size]
+        stacked = [np.stack([differences[i][at] for i in members], 1) for at in range(len(size))]
+        drawn = [_resampled_means(d, resamples, seed + at) for at, d in enumerate(stacked)]
+        low, high = np.percentile(np.mean(drawn, axis=0), [2.5, 97.5], axis=0)
+        # Over all queries the mean of these is the mean of the collections' means.
+        n = sum(size)
+        weighted = np.concatenate([d * (n / (len(d) * len(size))) for d in stacked])
+        p = sign_flip_ps(weighted, flips, seed)
+        for column, i in enumerate(members):
+            gains = np.array([float(d.mean()) for d in differences[i]])
+            base = float(np.mean([b for b, _, _ in means[i]]))
+            results[i] = Comparison(
+                mean_base=base,
+                mean_other=float(np.mean([o for _, o, _ in means[i]])),
+                difference=float(gains.mean()),
+                relative_pct=100 * float(gains.mean()) / base if base else float("nan"),
+                low=float(low[column]),
+                high=float(high[column]),
+                p=float(p[column]),
+                wins=int((gains > _TIE).sum()),
+                ties=int((np.abs(gains) <= _TIE).sum()),
+                losses=int((gains < -_TIE).sum()),
+                n_queries=n,
+                n_seeds=min(s for _, _, s in means[i]),
+            )
+    return [results[i] for i in range(len(groups))]
+
+
+def _resampled_means(differences: Floats, resamples: int, seed: int) -> Floats:
+    """Means of resampled queries, [resamples, C], of differences [n_queries, C]."""
+    return np.concatenate(
+        [weights @ differences for weights in _resample_weights(len(differences), resamples, seed)]
+    )
 
 
 def _column(difference: ArrayLike) -> Floats:

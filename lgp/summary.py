@@ -42,7 +42,9 @@ def graph_lines(run_dir: Path) -> list[str]:
             + (f"base of {graph['n_layers']} layers, " if "n_layers" in graph else "")
             + "mean degree "
             f"{graph['degree_mean']:.2f} ({graph['degree_min']} to {graph['degree_max']}), largest "
-            f"in-degree {graph['in_degree_max']}, {graph['n_unreachable']} nodes unreachable"
+            f"in-degree {graph['in_degree_max']}, "
+            + (f"{structure_clause(graph['structure'])}, " if "structure" in graph else "")
+            + f"{graph['n_unreachable']} nodes unreachable"
         )
         if graph["graph"] == "refined":
             account = graph["account"]
@@ -62,6 +64,15 @@ def graph_lines(run_dir: Path) -> list[str]:
     if "rerank" in summary:
         lines.append(rerank_sentence(summary["rerank"]))
     return lines
+
+
+def structure_clause(structure: Mapping[str, Any]) -> str:
+    """How well connected a graph is, in a few words (`lgp.structure`)."""
+    return (
+        f"{100 * structure['strongly_connected_share']:.1f} % strongly connected, "
+        f"{structure['path_length']['mean']:.2f} hops from the entry on average, "
+        f"{100 * structure['hub_share']:.1f} % of edges to the 1 % best linked nodes"
+    )
 
 
 def answer_shares(account: Mapping[str, Any]) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = [
-    "choices", "templates", "config_llm", "config_data", "config", "store", "hardware", "vectors",
-    "beir", "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
+    "choices", "templates", "config_llm", "config_data", "config_tables", "config", "store",
+    "hardware", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
     "bright", "mbeir_files", "mbeir", "data",
-    "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings", "graph",
+    "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings", "graph", "structure",
     "kernels", "points", "search",
     "prune", "vamana",
     "hnsw", "hnsw_build", "hnsw_file", "index",
@@ -16,9 +16,10 @@ ORDER = [
     "prefill", "generate",
     "vlm", "continuous", "openai_engine", "engines", "rerank_account", "rerank",
     "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison", "averages",
-    "cost",
+    "cells", "cost",
     "foreign", "foreign_job", "refine_index", "figures",
-    "summary", "report", "runs", "one_edge", "stages", "pipeline", "track", "api", "cli",
+    "summary", "grids", "report", "tables", "diagnostics", "curves", "runs", "one_edge", "one_edge_study", "stages",
+    "describe_models", "describe", "pipeline", "track", "experiment", "api", "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"
 
