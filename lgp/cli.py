@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-SUBCOMMANDS = ("report", "refine-index", "describe")
+SUBCOMMANDS = ("report", "dashboard", "refine-index", "describe")
 
 
 def config_dir() -> str:
@@ -91,6 +91,10 @@ def main(argv: list[str] | None = None) -> int:
         from lgp import report
 
         return report.main(words[1:])
+    if words and words[0] == "dashboard":
+        from lgp import dashboard
+
+        return dashboard.main(words[1:])
     if words and words[0] == "refine-index":
         from lgp import refine_index
 
@@ -108,26 +112,18 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     from lgp.config import ConfigError
 
-    plain = [word for word in words if "=" in word]
+    chosen = dict(word.split("=", 1) for word in words if "=" in word)
     try:
-        if plain == list(words) and any(word.startswith("experiment=") for word in plain):
-            config = compose(plain)
-            if config.table is not None:
-                return _experiment(plain)
+        if "experiment" in chosen and all("=" in word for word in words):
+            table = [f"{key}={chosen.get(key, 'paper')}" for key in ("experiment", "scale")]
+            if (config := compose(table)).table is not None:
+                from lgp.experiment import run_experiment
+
+                return run_experiment(config, chosen["experiment"], words, _launch)
         return _launch(words)
     except (ConfigError, ValueError, ModuleNotFoundError, ConnectionError) as error:
         print(f"lgp: {error}", file=sys.stderr)
         return 2
-
-
-def _experiment(words: list[str]) -> int:
-    """A table of the paper: its sweeps, one after the other, then the table."""
-    from lgp.experiment import run_experiment
-
-    chosen = dict(word.split("=", 1) for word in words)
-    if "scale" not in chosen:
-        words = [*words, "scale=paper"]
-    return run_experiment(compose(words), chosen["experiment"], words, _launch)
 
 
 def _launch(words: list[str]) -> int:

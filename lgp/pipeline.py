@@ -37,7 +37,7 @@ from lgp.runs import Rerank, evaluate_exact, evaluate_graph
 from lgp.search import QueryDistances
 from lgp.selectors import mean_encoder
 from lgp.stages import Stages
-from lgp.store import facts, write_aside
+from lgp.store import facts, file_digest, write_aside
 from lgp.structure import structure
 from lgp.summary import break_even_lines, graph_lines
 
@@ -139,10 +139,16 @@ def run(config: Config, run_dir: Path, quiet: bool = False) -> None:
             c.search.exclude is Exclude.collect, rerank, c.rerank.depth,
             int(c.search.memory_gib * GIB),
         )  # fmt: skip
-        notes.append(label | facts(stage) | {"structure": structure(base_layer(graph), points)})
+        more = {
+            "stage": stage.name,
+            "graph_sha256": graph.digest(),
+            "structure": structure(base_layer(graph), points),
+        }
         if label["graph"] == "refined":
             name = f"edits-{label['selector']}-{label['seed']}.safetensors"
             copy_aside(stage / "edits.safetensors", run_dir / name)
+            more["edits_sha256"] = file_digest(run_dir / name)
+        notes.append(label | facts(stage) | more)
     if c.one_edge.enabled:
         seed = c.index.seeds[0]
         vanilla = stages.vanilla(seed)

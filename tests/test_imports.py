@@ -6,10 +6,10 @@ from pathlib import Path
 
 ORDER = [
     "choices", "templates", "config_llm", "config_data", "config_tables", "config", "store",
-    "hardware", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "images", "dataset", "image_text", "hub",
-    "bright", "mbeir_files", "mbeir", "data",
-    "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings", "graph", "structure",
-    "kernels", "points", "search",
+    "hardware", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "images", "dataset",
+    "image_text", "hub", "bright", "mbeir_files", "mbeir", "data",
+    "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings",
+    "graph", "structure", "kernels", "points", "search",
     "prune", "vamana",
     "hnsw", "hnsw_build", "hnsw_file", "index",
     "prompts", "replies", "answers", "llm", "shipped", "packed", "fp8", "ask",
@@ -18,7 +18,8 @@ ORDER = [
     "refine", "formats", "selectors", "evaluate", "results", "stats", "comparison", "averages",
     "cells", "cost",
     "foreign", "foreign_job", "refine_index", "figures",
-    "summary", "grids", "report", "tables", "diagnostics", "curves", "runs", "one_edge", "one_edge_study", "stages",
+    "summary", "grids", "report", "tables", "diagnostics", "curves", "runs",
+    "one_edge", "one_edge_study", "stages",
     "describe_models", "describe", "pipeline", "track", "experiment", "api", "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"
