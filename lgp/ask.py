@@ -19,6 +19,7 @@ from tqdm import tqdm
 from lgp.answers import AnswerLog
 from lgp.llm import plan_batches
 from lgp.prompts import Chat
+from lgp.stopping import stop_if_asked
 from lgp.store import digest_of
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ def _ask_batches(
         answers.append({keys[i]: answer for i, answer in zip(places, found, strict=True)})
         fresh += places
         bar.update(len(places))
+        stop_if_asked()
     return True
 
 

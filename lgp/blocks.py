@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from lgp.stopping import stop_if_asked
+from lgp.store import locked
 from lgp.vectors import Vectors
 
 log = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class BlockFiles:
         block is taken up by another. Where the file system has no locks a block may be embedded
         twice, with the same bits.
         """
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
         self.folder.mkdir(parents=True, exist_ok=True)
         done = 0
@@ -111,13 +113,13 @@ class BlockFiles:
             while (missing := self._missing()) and not self.is_over():
                 before = done
                 for block in missing:
-                    lock = FileLock(self._path(block).with_suffix(".lock"), timeout=0)
                     try:
-                        with lock:
+                        with locked(self._path(block).with_suffix(".lock"), 0):
                             if not self._path(block).is_file():
                                 self._write(block)
                                 done += 1
                                 bar.update(self._cost(block))
+                                stop_if_asked()
                     except Timeout:
                         continue  # somebody is at it
                     except FileNotFoundError:

@@ -45,8 +45,10 @@ class SweepRun:
 
     @property
     def main(self) -> str:
-        """The selector that the others are controls of."""
-        return str(self.config["refine"]["selector"])
+        """The graph that the others are controls of, by the name it has in `queries.jsonl`."""
+        refine = self.config["refine"]
+        method, selector = str(refine.get("method", "lgp")), str(refine["selector"])
+        return {"lgp": selector, "repair": "repair"}.get(method, f"{selector}+repair")
 
     def facet(self, name: str) -> str:
         """The value of a facet that is the run's: dataset, sweep, knob or a configuration key.
@@ -177,7 +179,10 @@ def _measure(run: SweepRun, table: TableConfig) -> Iterator[_Measured]:
             continue
         for mode, value in points or results.points(ranking):
             for metric in table.metrics:
-                at = {"ranking": ranking, "metric": metric, mode: str(value)}
+                at = {
+                    "ranking": ranking, "metric": metric, mode: str(value),
+                    "effort": f"{mode} {value}",
+                }  # fmt: skip
                 row, column = (_key(run, facets, at) for facets in (table.rows, table.columns))
                 if row is None or column is None:
                     continue  # a width's cell in a table of budgets

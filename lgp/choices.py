@@ -221,3 +221,31 @@ class TrackingMode(Enum):
     off = "off"
     offline = "offline"
     online = "online"
+
+
+class Method(Enum):
+    """How a graph is refined."""
+
+    lgp = "lgp"  # the paper's
+    repair = "repair"  # edges where searches for latent queries get stuck; ours
+    lgp_repair = "lgp+repair"
+    vars()["lgp+repair"] = "lgp+repair"  # the same under the name that people write
+
+
+class LatentQueries(Enum):
+    """Where a repair's queries come from; nobody judged them."""
+
+    title = "title"  # of every document
+    first_sentence = "first_sentence"  # of every document's body
+    llm = "llm"  # written by the language model, document by document
+    lgp = "lgp"  # the QUERY: lines of an LGP run's answers
+    log = "log"  # a file of real queries
+    train = "train"  # another split of the collection
+
+
+class RepairSource(Enum):
+    """Which found node gets the edge to a missed target."""
+
+    closest = "closest"  # to the query
+    target = "target"  # to the target, among the result
+    path = "path"  # to the target, among all expanded nodes

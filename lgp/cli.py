@@ -6,10 +6,15 @@ import logging
 import os
 import sys
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SUBCOMMANDS = ("report", "dashboard", "refine-index", "describe")
+from lgp.stopping import Stopped, listen
+
+SUBCOMMANDS = ("report", "dashboard", "refine-index", "describe", "jobs")
+TABLE_ONLY = "--table-only"
+"""With experiment=: make the table of the runs that are there, and run nothing."""
 
 
 def config_dir() -> str:
@@ -55,6 +60,7 @@ def _job(cfg: Any) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    listen()  # here, too: a SLURM launcher's jobs do not come through `main`
     config = to_config(cfg)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lgp.hardware import process_rank
@@ -80,12 +86,14 @@ def _job(cfg: Any) -> None:
         log.exception("this job failed")
         (run_dir / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
         return
-    track(config, run_dir)
+    if config.refine.shard is None:
+        track(config, run_dir)
     log.info("results in %s", run_dir)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand or the Hydra application; returns the exit code."""
+    listen()
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] == "report":
         from lgp import report
@@ -103,6 +111,10 @@ def main(argv: list[str] | None = None) -> int:
         from lgp import describe
 
         return describe.main(words[1:], compose)
+    if words and words[0] == "jobs":
+        from lgp import jobs
+
+        return jobs.main(words[1:], compose, _launch)
     if words and not words[0].startswith("-") and "=" not in words[0]:
         print(
             f"lgp: {words[0]!r} is neither KEY=VALUE nor a subcommand; subcommands: "
@@ -114,12 +126,14 @@ def main(argv: list[str] | None = None) -> int:
 
     chosen = dict(word.split("=", 1) for word in words if "=" in word)
     try:
-        if "experiment" in chosen and all("=" in word for word in words):
+        listed = [word for word in words if word != TABLE_ONLY]
+        if "experiment" in chosen and all("=" in word for word in listed):
             table = [f"{key}={chosen.get(key, 'paper')}" for key in ("experiment", "scale")]
             if (config := compose(table)).table is not None:
                 from lgp.experiment import run_experiment
 
-                return run_experiment(config, chosen["experiment"], words, _launch)
+                launch = _launch if listed == list(words) else (lambda _: 0)
+                return run_experiment(config, chosen["experiment"], listed, launch)
         return _launch(words)
     except (ConfigError, ValueError, ModuleNotFoundError, ConnectionError) as error:
         print(f"lgp: {error}", file=sys.stderr)
@@ -127,7 +141,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _launch(words: list[str]) -> int:
-    """The Hydra application on a command line; returns the exit status."""
+    """The Hydra application on a command line; returns the exit status.
+
+    Raises:
+        ModuleNotFoundError: a SLURM launcher without its plugin.
+        Stopped: SIGUSR1 asked for it.
+    """
+    launcher = [word.split("=", 1)[1] for word in words if word.startswith("hydra/launcher=")]
+    if launcher and launcher[-1].startswith(("slurm", "submitit")) and not _has_submitit():
+        raise ModuleNotFoundError(
+            f"hydra/launcher={launcher[-1]} needs a plugin; pip install 'lgp[slurm]'"
+        )
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -139,12 +163,21 @@ def _launch(words: list[str]) -> int:
     application = hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
     try:
         application(_job)()
+    except Stopped:
+        raise
     except SystemExit as stop:  # Hydra's --help and --cfg end this way
         return int(stop.code or 0)
     except HydraException as error:
         print(f"lgp: {error}{_cause(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _has_submitit() -> bool:
+    try:
+        return find_spec("hydra_plugins.hydra_submitit_launcher") is not None
+    except ModuleNotFoundError:  # no plugin of Hydra at all
+        return False
 
 
 def _cause(error: BaseException) -> str:

@@ -21,20 +21,19 @@ from lgp.choices import (
     Instruction,
     LlmMode,
     MetricName,
-    NodeOrder,
     Pooling,
     RerankKind,
     SelectorKind,
-    ShortlistRule,
     Storage,
     TrackingMode,
-    VictimRule,
     When,
 )
 from lgp.config_data import DatasetConfig
 from lgp.config_llm import ConfigError as ConfigError
 from lgp.config_llm import LlmConfig, PromptConfig
 from lgp.config_llm import at_least as _at_least
+from lgp.config_refine import RefineConfig
+from lgp.config_repair import RepairConfig
 from lgp.config_tables import OneEdgeConfig, ScaleConfig, TableConfig
 
 
@@ -129,62 +128,6 @@ class IndexConfig:
 
 
 @dataclass
-class RefineConfig:
-    selector: SelectorKind = SelectorKind.farthest
-    when: When = When.build
-    edit_budget: int = 2  # B (§5)
-    shortlist_size: int = 24  # M (§5; 12 on M-BEIR)
-    context_size: int = 4  # K (§B.4)
-    min_coverage_gain: int | None = None  # g_min, nodes; null = min(12, ceil(0.75 R)) (§B.4)
-    shortlist: ShortlistRule = ShortlistRule.balanced
-    victim: VictimRule = VictimRule.lexicographic
-    keep_degree: bool = True  # hnsw: rows keep their degree (§E.1); false fills free slots first
-    node_budget: float = 1.0  # beta, share of nodes that see the selector (§5)
-    node_order: NodeOrder = NodeOrder.random
-    batch_size: int = 0  # post only: anchors a snapshot, 0 = the whole graph
-    seed: int = 0  # of `uniform` and of the node order
-    match: str | None = None  # edit log whose number of edits per node is reproduced
-    controls: list[SelectorKind] = field(default_factory=list)  # run beside, matched to selector
-    log: str | None = None  # recorded: the edit log to replay
-    answers: str | None = None  # scripted: JSON table
-    encoder: str = "minilm"  # encoder: model name or folder, mean pooling
-    encoder_tokens: int = 128
-    redundancy_weight: float = 0.5  # encoder: weight of closeness to the context
-
-    def __post_init__(self) -> None:
-        for key in ("edit_budget", "context_size", "batch_size"):
-            _at_least(f"refine.{key}", getattr(self, key), 0, "raise it")
-        _at_least("refine.shortlist_size", self.shortlist_size, 1, "raise it")
-        if not 0 < self.node_budget <= 1:
-            raise ConfigError(f"refine.node_budget={self.node_budget} is outside (0, 1]; set it so")
-        if self.edit_budget > self.shortlist_size:
-            raise ConfigError(
-                f"refine.edit_budget={self.edit_budget} is above refine.shortlist_size="
-                f"{self.shortlist_size}; raise refine.shortlist_size"
-            )
-        if self.when is When.build and self.batch_size:
-            raise ConfigError(
-                f"refine.batch_size={self.batch_size} with refine.when=build: a build's anchors "
-                "share the builder's batch; set index.batch_size"
-            )
-        if self.selector is SelectorKind.recorded and not self.log:
-            raise ConfigError("refine.log is not set; selector=recorded needs an edit log")
-        if self.selector is SelectorKind.scripted and not self.answers:
-            raise ConfigError("refine.answers is not set; selector=scripted needs a JSON table")
-        if self.selector is SelectorKind.none and self.controls:
-            raise ConfigError("refine.controls need a refine.selector other than none to match")
-        beside = [self.selector, *self.controls]
-        if len(set(beside)) < len(beside):
-            raise ConfigError(
-                f"refine.controls={[c.value for c in self.controls]} repeat a selector "
-                f"(refine.selector={self.selector.value}); name each once"
-            )
-        for kind in (SelectorKind.none, SelectorKind.recorded, SelectorKind.scripted):
-            if kind in self.controls:
-                raise ConfigError(f"refine.controls cannot hold {kind.value}; drop it")
-
-
-@dataclass
 class SearchConfig:
     widths: list[int] = field(default_factory=lambda: [10, 20, 50, 100, 200])  # §5
     budgets: list[int] = field(default_factory=lambda: [100, 200, 300, 500, 800, 1600, 3200])
@@ -251,6 +194,7 @@ class Config:
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     refine: RefineConfig = field(default_factory=RefineConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
     llm: LlmConfig = field(default_factory=LlmConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     search: SearchConfig = field(default_factory=SearchConfig)

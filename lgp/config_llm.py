@@ -144,6 +144,8 @@ class PromptConfig:
     ranking_user: str | None = None
     passage_mark: str = "[{n}] "  # before each passage in listwise reranking
     query_prefix: str = "Passage: {document}\nQuery: "  # before a query in likelihood reranking
+    query_system: str | None = None  # writing latent queries; ours
+    query_user: str | None = None
     documents: str = "documents"  # what the collection holds, for {documents}
     uses: str = ""  # what makes a candidate useful there, for {uses}
 

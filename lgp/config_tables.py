@@ -12,7 +12,9 @@ from enum import Enum
 from lgp.config_llm import ConfigError
 from lgp.config_llm import at_least as _at_least
 
-FACETS = ("benchmark", "dataset", "knob", "value", "width", "budget", "ranking", "metric")
+FACETS = (
+    "benchmark", "dataset", "knob", "value", "width", "budget", "effort", "ranking", "metric",
+)  # fmt: skip
 """What rows and columns may be named after, besides a configuration key such as `llm.model`."""
 
 

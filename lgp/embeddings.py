@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lgp.beir import DataError
 from lgp.blocks import BlockFiles, Plan, embed_plan, plan_blocks
 from lgp.choices import EmbedderKind, Storage
 from lgp.clip_model import ClipEncoder, clip_digest
@@ -50,27 +51,56 @@ def dataset_vectors(
         path = str(c.document_vectors if documents else c.query_vectors)
         given = embed_precomputed(Path(path), len(texts))
         return torch.from_numpy(check_vectors(given, path, normalise=unit))
-    dtype = c.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    dtype = _dtype(c, device)
     if c.kind is EmbedderKind.open_clip:
         images = dataset.images if documents else dataset.query_images
         items = list(map(Item, texts, images or [""] * len(texts)))
-        clip = ClipEncoder(
-            str(c.model), c.pretrained, c.checkpoint, c.random_weights, c.fusion,
-            c.corrupt_images, c.batch_size, dtype,
-        )  # fmt: skip
+        clip = _clip_encoder(c, dtype)
         return stored_items(store, items, dataset.image_folder, clip, device, c.storage)
     say_unread_images(dataset, documents, f"embedder={c.kind.value}")
-    encoder = None
-    if c.kind is EmbedderKind.hf:
-        encoder = HfEncoder(
-            model=str(c.model), revision=c.revision, pooling=c.pooling,
-            query_template=c.query_template, document_template=c.document_template,
-            max_tokens=c.max_tokens, batch_tokens=c.batch_tokens, dtype=dtype,
-            expected_final_token=c.expected_final_token,
-        )  # fmt: skip
+    encoder = _text_encoder(c, dtype)
     return stored_vectors(store, texts, kind, encoder, device, c.storage)
+
+
+def query_vectors(store: Store, texts: Sequence[str], c: EmbedderConfig, device: str) -> Tensor:
+    """Vectors of further query texts by the configured embedder, unit rows, float32 [n, D].
+
+    Raises:
+        DataError: the embedder is a file of vectors, which knows no other texts.
+    """
+    if c.kind is EmbedderKind.precomputed:
+        raise DataError(
+            "embedder=precomputed has no vectors of latent queries; choose the embedder by name"
+        )
+    if c.kind is EmbedderKind.open_clip:
+        return stored_items(store, [Item(text, "") for text in texts], None,
+                            _clip_encoder(c, _dtype(c, device)), device, c.storage)  # fmt: skip
+    encoder = _text_encoder(c, _dtype(c, device))
+    return stored_vectors(store, texts, Kind.QUERY, encoder, device, c.storage)
+
+
+def _dtype(c: EmbedderConfig, device: str) -> str:
+    if c.dtype != "auto":
+        return c.dtype
+    return "bfloat16" if device.startswith("cuda") else "float32"
+
+
+def _clip_encoder(c: EmbedderConfig, dtype: str) -> ClipEncoder:
+    return ClipEncoder(
+        str(c.model), c.pretrained, c.checkpoint, c.random_weights, c.fusion,
+        c.corrupt_images, c.batch_size, dtype,
+    )  # fmt: skip
+
+
+def _text_encoder(c: EmbedderConfig, dtype: str) -> HfEncoder | None:
+    if c.kind is not EmbedderKind.hf:
+        return None
+    return HfEncoder(
+        model=str(c.model), revision=c.revision, pooling=c.pooling,
+        query_template=c.query_template, document_template=c.document_template,
+        max_tokens=c.max_tokens, batch_tokens=c.batch_tokens, dtype=dtype,
+        expected_final_token=c.expected_final_token,
+    )  # fmt: skip
 
 
 def stored_vectors(

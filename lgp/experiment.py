@@ -104,7 +104,7 @@ def run_experiment(config: Config, name: str, words: Sequence[str], launch: Laun
                 missing.append(str(folder))
     if not runs:
         raise ValueError(f"no run of {name} finished; see {missing[0]}")
-    write_table(runs, table, name, base / name, missing)
+    write_table(runs, table, f"{name}, scale={scale.name}", base / name, missing)
     return 1 if missing else 0
 
 

@@ -173,7 +173,7 @@ def beam(
     return keys, n_dist, visited[:, : int((visited >= 0).sum(1).max())]
 
 
-def _descend(index: Hnsw, distances: QueryDistances) -> tuple[Tensor, Tensor]:
+def descend(index: Hnsw, distances: QueryDistances) -> tuple[Tensor, Tensor]:
     """Where each query enters the base layer, int64 [Q], and distances computed above it."""
     starts = torch.full((distances.n_queries,), index.entry_node, device=distances.points.device)
     spent = torch.full_like(starts, min(1, len(index.upper)))
@@ -212,7 +212,7 @@ def search_hnsw(
         return SearchResult(key_node(keys), key_distance(keys), spent), above
     parts = []
     for _, distances in query_blocks(points, queries):
-        starts, above = _descend(index, distances)
+        starts, above = descend(index, distances)
         keys, spent, _ = beam(index.base.neighbors, None, starts, distances, width)
         parts.append((keys[:, :k], spent, above))
     keys, spent, above = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -231,7 +231,7 @@ def walk_hnsw(
     Returns:
         The walk of the base layer, counted as by `search_hnsw`, and n_above, int64 [Q].
     """
-    starts, above = _descend(index, distances)
+    starts, above = descend(index, distances)
     if budget > 0 and len(above):
         budget = max(1, budget - int(above.min()))
     return walk(index.base, distances, widths, budget, starts), above
@@ -263,6 +263,6 @@ def visited_by_hnsw(
         distances = QueryDistances(points, nodes=nodes[block])
         if points.table is not None:
             distances = distances.with_table()
-        starts, _ = _descend(index, distances)
+        starts, _ = descend(index, distances)
         parts.append(beam(neighbors, None, starts, distances, width)[2])
     return pad_cat(parts)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lgp.choices import EngineKind, Exclude, RerankKind, SelectorKind
+from lgp.choices import EngineKind, Exclude, RerankKind
 from lgp.comparison import comparison_table, sentences
 from lgp.config import Config, to_plain
 from lgp.cost import configured_prices
@@ -37,12 +37,14 @@ from lgp.runs import Rerank, evaluate_exact, evaluate_graph
 from lgp.search import QueryDistances
 from lgp.selectors import mean_encoder
 from lgp.stages import Stages
-from lgp.store import facts, file_digest, write_aside
+from lgp.store import MANIFEST, facts, file_digest, write_aside
 from lgp.structure import structure
 from lgp.summary import break_even_lines, graph_lines
 
 ERROR_FILE = "error.txt"
 """What stopped a job of a sweep."""
+SHARD_FILE = "shard.json"
+"""What a shard's run folder holds instead of results: names of the stages with its decisions."""
 ELSEWHERE = ("run_dir", "store_dir", "tracking", "device", "threads")
 """Where and how a run is made, which does not change it."""
 
@@ -95,10 +97,10 @@ def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path]]:
     for seed in stages.config.index.seeds:
         label = {"graph": "vanilla", "selector": "none", "seed": seed}
         yield label, *stages.vanilla_stage(seed)
-        if c.selector is SelectorKind.none:
+        if c.label is None:
             continue
-        graph, stage = stages.refined(c.selector, seed, stages.match)
-        yield {"graph": "refined", "selector": c.selector.value, "seed": seed}, graph, stage
+        graph, stage = stages.refined(c.selector, seed, stages.match, c.method)
+        yield {"graph": "refined", "selector": c.label, "seed": seed}, graph, stage
         for control in c.controls:
             log = EditLog.load(stage / "edits.safetensors")
             graph, beside = stages.refined(control, seed, log)
@@ -109,7 +111,8 @@ def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path]]:
 def run(config: Config, run_dir: Path, quiet: bool = False) -> None:
     """Everything: graphs, per-query lines, facts, report, into the run folder.
 
-    With `dry_run` a few nodes are refined instead, and what all of them would cost is printed.
+    With `dry_run` a few nodes are refined instead, and what all of them would cost is printed. With
+    `refine.shard` only that shard's decisions are made.
 
     Args:
         quiet: print the headline only; the folder's `report.md` holds the rest.
@@ -121,6 +124,10 @@ def run(config: Config, run_dir: Path, quiet: bool = False) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_aside(run_dir / "config.json", json.dumps(to_plain(c), indent=1))
     write_aside(run_dir / "versions.json", json.dumps(versions(stages.device), indent=1))
+    if c.refine.shard is not None:
+        made = [stages.decided(c.refine.selector, seed, stages.match) for seed in c.index.seeds]
+        write_aside(run_dir / SHARD_FILE, json.dumps([stage.name for stage in made]))
+        return
     collection, points = stages.collection, stages.points
     if stages.dataset.info.get("sampled"):
         drawn = "".join(f"{name}\n" for name in stages.dataset.query_ids)
@@ -173,7 +180,7 @@ def run(config: Config, run_dir: Path, quiet: bool = False) -> None:
     lines = "".join(json.dumps(r, ensure_ascii=True) + "\n" for r in records)
     write_aside(run_dir / "queries.jsonl", lines)
     write_aside(run_dir / "summary.json", json.dumps(summary, indent=1))
-    main = c.refine.selector.value if c.refine.controls else None
+    main = c.refine.label if c.refine.controls else None
     results = write_report(run_dir, main)
     if quiet:
         print("\n".join(sentences(comparison_table(results))[: len(results.labels()) - 1]))
@@ -193,8 +200,19 @@ def finished(config: Config, run_dir: Path) -> bool:
     for key in ELSEWHERE:
         kept.pop(key, None)
         own.pop(key)
-    complete = all((run_dir / name).is_file() for name in ("summary.json", "report.md"))
+    if config.refine.shard is None:
+        complete = all((run_dir / name).is_file() for name in ("summary.json", "report.md"))
+    else:
+        complete = _decisions_are_there(config, run_dir)
     return complete and kept == own and made.get("source_sha256") == source_digest()
+
+
+def _decisions_are_there(config: Config, run_dir: Path) -> bool:
+    try:
+        names = json.loads((run_dir / SHARD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return all((Path(config.store_dir) / name / MANIFEST).is_file() for name in names)
 
 
 def copy_aside(source: Path, target: Path) -> None:

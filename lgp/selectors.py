@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lgp.choices import EngineKind, LlmMode, Pooling, SelectorKind
-from lgp.config import Config, RefineConfig, to_plain
+from lgp.config import Config, to_plain
+from lgp.config_refine import RefineConfig
 from lgp.embed import HfEncoder, Kind, embed_hf
 from lgp.engines import answer_log, engine_model, language_model, make_engine
 from lgp.images import Pictures

@@ -1,38 +1,31 @@
-"""The stages of one configuration: load what is stored, else compute.
+"""The graphs of one configuration: load what is stored, else compute.
 
-`dataset -> embeddings -> graph -> refined graph`. No algorithm lives here, and no measurement.
+`collection -> graph -> refined graph`. No algorithm lives here, and no measurement.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lgp.choices import EngineKind, IndexKind, SelectorKind, When
-from lgp.config import Config, ConfigError, to_plain
+from lgp.choices import EngineKind, IndexKind, Method, SelectorKind, When
+from lgp.collection import CollectionStages
+from lgp.config import to_plain
 from lgp.cost import DRY_NODES, Projection, project
-from lgp.data import Dataset, load_dataset
 from lgp.dataset import say_unread_images
-from lgp.distance import GIB, Metric, Points, duplicate_classes
-from lgp.embed import HfEncoder, Kind
-from lgp.embeddings import dataset_vectors, stored_vectors
+from lgp.embed import Kind
 from lgp.graph import Graph, changed_neighborhoods, reachable
-from lgp.hardware import use_hardware
 from lgp.hnsw import Hnsw
-from lgp.hnsw_build import HnswSettings
-from lgp.images import Pictures
 from lgp.index import (
     Index,
-    Settings,
     base_layer,
     build_index,
     describe_index,
@@ -40,22 +33,15 @@ from lgp.index import (
     save_index,
     settings_key,
 )
-from lgp.points import make_points
 from lgp.refine.connect import connect
 from lgp.refine.hnsw import refine_finished
 from lgp.refine.listwise import Listwise
-from lgp.refine.llm_select import Likelihood
 from lgp.refine.log import EditLog, Edits
-from lgp.refine.step import Refiner, chosen_nodes
-from lgp.runs import Collection, make_collection
-from lgp.selectors import (
-    make_selector,
-    mean_encoder,
-    selector_inputs,
-    step_settings,
-    texts_digest,
-)
-from lgp.store import Store, digest_of
+from lgp.refine.repair import decisions_of
+from lgp.refine.step import Account, Refiner, chosen_nodes
+from lgp.repairs import gather, repair_inputs, repaired
+from lgp.selectors import make_selector, mean_encoder, selector_inputs, step_settings
+from lgp.shards import QUERIES_FILE, Decided, answers_digest, decide, gather_shards
 from lgp.vamana import VamanaSettings, build_vamana
 
 log = logging.getLogger(__name__)
@@ -63,123 +49,11 @@ log = logging.getLogger(__name__)
 Compute = Callable[[Path], Mapping[str, Any]]
 
 # Raise a version when the stage's code changes its results.
-STAGE_VERSION = {"graph": 1, "refined": 2, "hnsw": 1, "hnsw_refined": 1}
+STAGE_VERSION = {"graph": 1, "refined": 2, "hnsw": 1, "hnsw_refined": 1, "decisions": 1}
 
 
-@dataclass
-class Stages:
-    """One configuration, with its stages as lazily computed parts."""
-
-    config: Config
-    store: Store = field(init=False)
-    device: str = field(init=False)
-    match: EditLog | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.store = Store(Path(self.config.store_dir))
-        self.device = use_hardware(self.config.device, self.config.threads)
-        refine = self.config.refine
-        self.match = EditLog.load(Path(refine.match)) if refine.match else None
-        if self.match is not None and len(self.config.index.seeds) > 1:
-            raise ConfigError(
-                f"refine.match with index.seeds={self.config.index.seeds}: an edit log belongs to "
-                "one graph; name one seed"
-            )
-
-    # --- dataset and vectors ----------------------------------------------------------------
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        return load_dataset(self.config.dataset)
-
-    def embed(self, texts: list[str], kind: Kind, encoder: HfEncoder | None) -> Tensor:
-        """Unit vectors of texts through the stage store, as `stored_vectors`."""
-        storage = self.config.embedder.storage
-        return stored_vectors(self.store, texts, kind, encoder, self.device, storage)
-
-    def embed_all(self) -> None:
-        """Have the vectors of documents and queries in the store, whoever embedded them."""
-        for kind in Kind:
-            self._vectors(kind)
-
-    def _vectors(self, kind: Kind) -> Tensor:
-        unit = self.metric is Metric.cosine
-        return dataset_vectors(
-            self.store, self.dataset, kind, self.config.embedder, self.device, unit
-        )
-
-    @property
-    def metric(self) -> Metric:
-        return Metric(self.config.index.metric.value)
-
-    @cached_property
-    def _indexed(self) -> tuple[Collection, Points, Tensor]:
-        c = self.config
-        documents, queries = self._vectors(Kind.DOCUMENT), self._vectors(Kind.QUERY)
-        if documents.shape[1] != queries.shape[1]:
-            raise ValueError(
-                f"documents have {documents.shape[1]} dimensions, queries {queries.shape[1]}; "
-                "embed both with the same model"
-            )
-        classes = duplicate_classes(documents) if c.index.collapse_duplicates else None
-        collection, rows = make_collection(self.dataset, classes, queries, c.dataset.max_queries)
-        vectors = documents[rows].to(self.device)
-        points = make_points(vectors, self.metric, int(c.index.table_gib * GIB))
-        self.settings(c.index.seeds[0]).check(points.n)
-        if c.search.k > points.n:
-            raise ValueError(
-                f"search.k={c.search.k} is above the number of nodes {points.n}; lower search.k"
-            )
-        return collection, points, rows
-
-    @property
-    def collection(self) -> Collection:
-        return self._indexed[0]
-
-    @property
-    def points(self) -> Points:
-        return self._indexed[1]
-
-    @property
-    def node_rows(self) -> Tensor:
-        """The first document row of each node, int64 [N]."""
-        return self._indexed[2]
-
-    @cached_property
-    def node_texts(self) -> list[str]:
-        texts = self.dataset.texts
-        return [texts[row] for row in self.node_rows.tolist()]
-
-    @cached_property
-    def pictures(self) -> Pictures | None:
-        """The nodes' images, for a language model that reads them."""
-        data = self.dataset
-        if self.config.llm.engine is not EngineKind.vlm or data.image_folder is None:
-            return None
-        first = [rows[0] for rows in self.collection.documents_of_node]
-        refs = [data.images[row] for row in first] if data.images else [""] * len(first)
-        return Pictures(data.image_folder, refs)
-
-    def _shown_digest(self, kind: SelectorKind) -> str:
-        """What a selector may read of the nodes besides vectors and graph."""
-        texts = texts_digest(self.node_texts)
-        if kind is not SelectorKind.llm or self.pictures is None:
-            return texts
-        corrupt = self.config.embedder.corrupt_images.value
-        return digest_of([texts, self.pictures.digests(), corrupt])
-
-    @cached_property
-    def vectors_digest(self) -> str:
-        return hashlib.sha256(self.points.vectors.cpu().numpy().tobytes()).hexdigest()
-
-    # --- graphs -----------------------------------------------------------------------------
-
-    def settings(self, seed: int) -> Settings:
-        """How the graph of a seed is built."""
-        c = self.config.index
-        if c.kind is IndexKind.hnsw:
-            return HnswSettings(c.connectivity, c.construction_width, seed, c.batch_size)
-        return VamanaSettings(c.max_degree, c.construction_width, c.alpha, c.batch_size, seed)
+class Stages(CollectionStages):
+    """One configuration, with its graphs as stages."""
 
     def _graph_inputs(self, seed: int) -> dict[str, Any]:
         c = self.config.index
@@ -211,17 +85,67 @@ class Stages:
         name = "hnsw" if self.config.index.kind is IndexKind.hnsw else "graph"
         return self._stored(seed, name, self._graph_inputs(seed), compute)
 
-    def refined(self, kind: SelectorKind, seed: int, matched: EditLog | None) -> tuple[Index, Path]:
-        """The graph refined with a selector, and its stage folder.
+    def refined(
+        self,
+        kind: SelectorKind,
+        seed: int,
+        matched: EditLog | None,
+        method: Method = Method.lgp,
+    ) -> tuple[Index, Path]:
+        """The graph refined with a selector, by a repair, or by both, and its stage folder.
 
         Args:
+            kind: `none` for a repair alone.
             matched: a log whose number of edits at each node is reproduced (DESIGN 4.10).
         """
-        c = self.config.refine
         base = self.vanilla(seed)
-        step = step_settings(c, base_layer(base).alpha)
+        inputs = self._decision_inputs(kind, seed, base, matched)
+        if method is not Method.lgp:
+            inputs |= repair_inputs(self.config, self._texts_of_documents)
+
+        def compute(folder: Path) -> Mapping[str, Any]:
+            if method is Method.repair:
+                return self._repair(folder, seed, base)
+            return self._refine(folder, kind, seed, base, matched, method)
+
+        name = "hnsw_refined" if isinstance(base, Hnsw) else "refined"
+        return self._stored(seed, name, inputs, compute)
+
+    def decided(self, kind: SelectorKind, seed: int, matched: EditLog | None) -> Path:
+        """The stage with the decisions of the configured shard, which are not applied here."""
+        c, base = self.config.refine, self.vanilla(seed)
+        assert c.shard is not None
+
+        def compute(folder: Path) -> Mapping[str, Any]:
+            assert c.shard is not None
+            asked = self._asked(base, matched)
+            refiner = self._refiner(kind, base, *asked, self.store.root / "answers")
+            width = self.settings(seed).construction_width
+            return decide(folder, base, self.points, refiner, width, c.shard, c.shards)
+
+        inputs = self._decision_inputs(kind, seed, base, matched) | {"of": c.shards}
+        inputs["shard"] = c.shard
+        return self.store.get("decisions", STAGE_VERSION["decisions"], inputs, compute)
+
+    def _gathered(
+        self, kind: SelectorKind, seed: int, base: Index, matched: EditLog | None
+    ) -> Decided | None:
+        """What all shards decided; None where the refinement is not split. Controls never are."""
+        c = self.config.refine
+        if c.shards == 1 or kind is not c.selector:
+            return None
+        inputs = self._decision_inputs(kind, seed, base, matched) | {"of": c.shards}
+        version = STAGE_VERSION["decisions"]
+        shards = [inputs | {"shard": shard} for shard in range(c.shards)]
+        return gather_shards([self.store.path("decisions", version, own) for own in shards])
+
+    def _decision_inputs(
+        self, kind: SelectorKind, seed: int, base: Index, matched: EditLog | None
+    ) -> dict[str, Any]:
+        """What a selector's decisions, and the graph made of them, depend on."""
+        c = self.config.refine
         inputs = self._graph_inputs(seed) | {
-            "step": to_plain(asdict(step)),
+            "step": to_plain(asdict(step_settings(c, base_layer(base).alpha))),
             "when": c.when.value,
             "batch_size": c.batch_size,
             "nodes": [c.node_budget, c.node_order.value, c.seed] if matched is None else "matched",
@@ -229,15 +153,17 @@ class Stages:
             "selector": kind.value,
             "answers": selector_inputs(kind, self.config, self._shown_digest(kind)),
         }
-
         if isinstance(base, Hnsw) and not c.keep_degree:
             inputs["keep_degree"] = False
+        return inputs
 
-        def compute(folder: Path) -> Mapping[str, Any]:
-            return self._refine(folder, kind, seed, base, matched)
-
-        name = "hnsw_refined" if isinstance(base, Hnsw) else "refined"
-        return self._stored(seed, name, inputs, compute)
+    def _asked(self, vanilla: Index, matched: EditLog | None) -> tuple[Tensor, Tensor | None]:
+        """Nodes that see the selector, bool [N], and edits to place at each, int64 [N]."""
+        c, n = self.config.refine, base_layer(vanilla).n
+        if matched is None:
+            return chosen_nodes(n, c.node_budget, c.seed), None
+        quota = matched.decisions.quota(n)
+        return quota > 0, quota
 
     def _refiner(
         self,
@@ -246,8 +172,14 @@ class Stages:
         eligible: Tensor,
         quota: Tensor | None,
         answers: Path,
+        decided: Decided | None = None,
     ) -> Refiner:
         c = self.config.refine
+        fixed = isinstance(vanilla, Hnsw) and c.keep_degree
+        step = step_settings(c, base_layer(vanilla).alpha)
+        if decided is not None:
+            replay = decided.selector(base_layer(vanilla).n)
+            return Refiner(self.points, replay, step, eligible, quota, fixed_degree=fixed)
         llm = self.config.llm.engine
         if kind is SelectorKind.encoder or (kind is SelectorKind.llm and llm is not EngineKind.vlm):
             say_unread_images(self.dataset, True, f"refine={kind.value}")
@@ -259,8 +191,6 @@ class Stages:
             ),
             answers, self.device, pictures=self.pictures,
         )  # fmt: skip
-        fixed = isinstance(vanilla, Hnsw) and c.keep_degree
-        step = step_settings(c, base_layer(vanilla).alpha)
         return Refiner(self.points, selector, step, eligible, quota, fixed_degree=fixed)
 
     def projection(self, seed: int) -> Projection:
@@ -282,46 +212,98 @@ class Stages:
         seed: int,
         vanilla: Index,
         matched: EditLog | None,
+        method: Method,
     ) -> Mapping[str, Any]:
         c, base = self.config.refine, base_layer(vanilla)
-        quota = None
-        if matched is None:
-            eligible = chosen_nodes(base.n, c.node_budget, c.seed)
-        else:
-            quota = matched.decisions.quota(base.n)
-            eligible = quota > 0
-        refiner = self._refiner(kind, vanilla, eligible, quota, self.store.root / "answers")
+        decided = self._gathered(kind, seed, vanilla, matched)
+        eligible, quota = self._asked(vanilla, matched)
+        answers = self.store.root / "answers"
+        refiner = self._refiner(kind, vanilla, eligible, quota, answers, decided)
         log.info("refine: %s on %d of %d nodes", kind.value, int(eligible.sum()), base.n)
         start = time.perf_counter()
         index, edits = self._edited(vanilla, seed, refiner)
-        seconds = time.perf_counter() - start
+        decisions, account = refiner.all_decisions(), refiner.account
+        if decided is not None:
+            decided.check(decisions)
+            account = decided.account
+        more: dict[str, Any] = {}
+        if method is Method.lgp_repair:
+            index, repairs, more = self._repaired(index, edits)
+            edits = Edits.join([edits, repairs])
+        seconds = time.perf_counter() - start + (decided.seconds if decided else 0.0)
         graph, selector = base_layer(index), refiner.selector
-        decisions = refiner.all_decisions()
         header = {
-            "when": c.when.value, "selector": kind.value, "seed": seed,
+            "when": c.when.value, "selector": kind.value, "seed": seed, "method": method.value,
             "base_sha256": base.digest(), "result_sha256": graph.digest(),
         }  # fmt: skip
         EditLog(edits, decisions, header).save(folder / "edits.safetensors")
         if isinstance(selector, Listwise):
-            selector.save_queries(folder / "latent_queries.jsonl")
+            selector.save_queries(folder / QUERIES_FILE)
+        elif decided is not None:
+            decided.save_queries(folder)
         save_index(index, folder / "graph.safetensors")
-        own = edits.own()
+        wanted = int(quota.sum()) if quota is not None else None
+        return (
+            self._facts(index, base, edits)
+            | more
+            | {
+                "n_eligible": int(eligible.sum()),
+                "n_edits_wanted": wanted,
+                "account": asdict(account),
+                "seconds": seconds,
+                "answers_sha256": decided.answers_sha256 if decided else answers_digest(selector),
+            }
+        )
+
+    def _facts(self, index: Index, base: Graph, edits: Edits) -> dict[str, Any]:
+        """What changed between a base layer and an edited index."""
+        graph, own = base_layer(index), edits.own()
         kept = graph.neighbors[edits.node[own].long().to(graph.neighbors.device)]
         alive = (kept == edits.added[own].to(kept.device).unsqueeze(1)).any(1)
-        wanted = int(quota.sum()) if quota is not None else None
         return describe_index(index) | {
-            "n_eligible": int(eligible.sum()),
             "n_edits": int(own.sum()),
             "n_edits_surviving": int(alive.sum()),
-            "n_edits_wanted": wanted,
             "n_became_unreachable": int((reachable(base) & ~reachable(graph)).sum()),
             "changed_neighborhoods": changed_neighborhoods(base, graph),
-            "account": asdict(refiner.account),
-            "seconds": seconds,
-            "answers_sha256": selector.answers.digest(selector.keys_used)
-            if isinstance(selector, Likelihood | Listwise)
-            else None,
         }
+
+    def _repair(self, folder: Path, seed: int, vanilla: Index) -> Mapping[str, Any]:
+        """A repair alone: no selector is asked, every node may get edges."""
+        start, base = time.perf_counter(), base_layer(vanilla)
+        index, edits, more = self._repaired(vanilla, None)
+        header = {
+            "when": When.post.value, "selector": "none", "seed": seed, "method": "repair",
+            "base_sha256": base.digest(), "result_sha256": base_layer(index).digest(),
+        }  # fmt: skip
+        EditLog(edits, decisions_of(edits), header).save(folder / "edits.safetensors")
+        save_index(index, folder / "graph.safetensors")
+        written = more.get("written", {})
+        account = Account(
+            tokens=written.get("tokens", 0), asked=written.get("asked", 0),
+            replayed=written.get("replayed", 0), output_tokens=written.get("output_tokens", 0),
+        )  # fmt: skip
+        return self._facts(index, base, edits) | more | {
+            "n_eligible": base.n, "n_edits_wanted": None, "account": asdict(account),
+            "seconds": time.perf_counter() - start, "answers_sha256": None,
+        }  # fmt: skip
+
+    def _repaired(self, index: Index, edits: Edits | None) -> tuple[Index, Edits, dict[str, Any]]:
+        """Repair an index; with `repair.protect` the edges of earlier edits are kept."""
+        graph, shielded = base_layer(index), None
+        if edits is not None and self.config.repair.protect:
+            own = edits.own()
+            node = edits.node[own].long().to(graph.neighbors.device)
+            shielded = torch.zeros_like(graph.neighbors, dtype=torch.bool)
+            hit = graph.neighbors[node] == edits.added[own].to(node.device).unsqueeze(1)
+            shielded[node[hit.any(1)], hit.int().argmax(1)[hit.any(1)]] = True
+        latent = gather(
+            self.config, self.dataset, self.node_rows.tolist(), self.store.root / "answers",
+            self.device,
+        )  # fmt: skip
+        return repaired(
+            self.config, index, self.points, latent, self.store, self.device,
+            self.collection.query_vectors, shielded,
+        )  # fmt: skip
 
     def _edited(self, vanilla: Index, seed: int, refiner: Refiner) -> tuple[Index, Edits]:
         """The refined index and its edits; in a build the vanilla one is built anew."""

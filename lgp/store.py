@@ -15,10 +15,13 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lgp.stopping import stop_if_asked
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -37,6 +40,30 @@ def file_digest(path: Path) -> str:
     """sha256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float = -1) -> Iterator[bool]:
+    """Hold a lock that is freed when its process dies; False where the file system has none.
+
+    A lock by the mere presence of a file, which libraries offer instead, is not used: after a dead
+    host it would hold everybody up for ever.
+
+    Args:
+        timeout_s: below 0 = wait; else `filelock.Timeout` is raised after it.
+    """
+    from filelock import FileLock  # only stages lock; the engine runs without it
+
+    lock = FileLock(path, timeout_s, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except NotImplementedError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)
@@ -68,15 +95,15 @@ class Store:
         if (final / MANIFEST).is_file():
             log.info("%s: reused %s", name, final.name)
             return final
-        from filelock import FileLock  # only stages lock; the engine runs without it
-
+        stop_if_asked()
         self.root.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.root / f".{final.name}.lock"):
+        with locked(self.root / f".{final.name}.lock") as held:
             if (final / MANIFEST).is_file():
                 log.info("%s: reused %s", name, final.name)
                 return final
-            for left in self.root.glob(f".{final.name}.{socket.gethostname()}-*"):
-                shutil.rmtree(left, ignore_errors=True)  # of a killed job: we hold the lock
+            if held:  # what is left here is of killed jobs
+                for left in self.root.glob(f".{final.name}.{socket.gethostname()}-*"):
+                    shutil.rmtree(left, ignore_errors=True)
             own = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
             aside = self.root / f".{final.name}.{own}"
             aside.mkdir()

@@ -16,6 +16,8 @@ PLACEHOLDERS: dict[str, dict[str, bool]] = {
     "ranking_user": {"N": False, "QUERY": True, "passages": True, "instruction": False},
     "passage_mark": {"n": True},
     "query_prefix": {"document": True},
+    "query_system": {"documents": False, "n": False},
+    "query_user": {"document": True, "documents": False, "n": False},
 }
 """Per template its placeholders, by the paper's names (appendix C); True = must be there."""
 

@@ -144,13 +144,13 @@ def outcome(results: Results, summary: Mapping[str, Any], label: str) -> dict[st
     return found
 
 
-def metrics_of(run_dir: Path, label: str) -> tuple[list[str], list[list[str]]]:
+def metrics_of(run_dir: Path, label: str) -> tuple[list[str | int], list[list[str]]]:
     """The lines of `metrics.csv` that are a graph's."""
     with open(run_dir / "metrics.csv", newline="", encoding="utf-8") as file:
         head, *lines = list(csv.reader(file))
     graph, selector = head.index("graph"), head.index("selector")
     own = [x for x in lines if (x[selector] if x[graph] == "refined" else x[graph]) == label]
-    return head, own
+    return list(head), own
 
 
 def artifacts(

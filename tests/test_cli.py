@@ -41,7 +41,8 @@ OPTIONS = sorted(f"{p.parent.relative_to(ROOT)}={p.stem}" for p in ROOT.glob("*/
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_config_composes(option: str) -> None:
+def test_every_config_composes(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LGP_TEST_DATA", "somewhere")
     assert isinstance(to_config(compose(option, *NEEDS.get(option, []))), Config)
 
 

@@ -82,6 +82,10 @@ PAPER = {
     "collapse": (cross(["True", "False"]), cross(PAIR + AVERAGE, RANKINGS)),
     "when": (cross(["build", "post"]), cross(PAIR + AVERAGE, RANKINGS)),
     "llm": (cross(PAIR + AVERAGE), cross(RANKINGS, MEASURES)),
+    "repair": (
+        cross(["repair", "lgp_repair"], PAIR + AVERAGE),
+        cross(["width 10", "width 20", "budget 100", "budget 200"]),
+    ),
 }  # fmt: skip
 """Rows and columns that the paper prints, Average added where it averages over datasets."""
 WITHOUT_CELLS = {"table15", "table16", "fig1"}
@@ -116,7 +120,7 @@ def test_rows_columns_and_averages(place: Path, name: str) -> None:
     assert keys == {(row, column) for row in rows for column in columns}
     if table.figure is not None:
         assert (place / name / "figure.png").stat().st_size > 10_000
-    assert len({x["graph"] for x in ours}) >= 2  # the selector and at least one control
+    assert len({x["graph"] for x in ours}) >= 2  # a main graph and at least one other
     for x in ours:
         if "Average" in x.values():
             key = [f for f in (*table.rows, *table.columns) if f != "dataset"]

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = [
-    "choices", "templates", "config_llm", "config_data", "config_tables", "config", "store",
+    "choices", "templates", "config_llm", "config_data", "config_refine",
+    "config_repair", "config_tables", "config", "stopping", "store",
     "hardware", "vectors", "beir", "toy", "pydocs_walk", "pydocs", "images", "dataset",
     "image_text", "hub", "bright", "mbeir_files", "mbeir", "data",
     "distance", "packaged", "blocks", "embed", "clip_model", "embed_clip", "embeddings",
@@ -19,8 +20,9 @@ ORDER = [
     "cells", "cost",
     "foreign", "foreign_job", "refine_index", "figures",
     "summary", "grids", "report", "tables", "diagnostics", "curves", "runs",
-    "one_edge", "one_edge_study", "stages",
-    "describe_models", "describe", "pipeline", "track", "experiment", "api", "cli",
+    "one_edge", "one_edge_study", "latent", "repairs", "collection", "shards", "stages",
+    "describe_models", "describe", "pipeline", "track", "dashboard", "experiment", "api", "jobs",
+    "cli",
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent / "lgp"
 

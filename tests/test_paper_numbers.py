@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 NUMBERS = json.loads(
-    (Path(__file__).parent.parent / "experiments" / "paper_numbers.json").read_text()
+    (Path(__file__).parent.parent / "lgp" / "paper_numbers.json").read_text()
 )
 KEYS = {"id", "section", "dataset", "index", "setting", "ranking", "metric"}
 VALUES = {"vanilla", "lgp", "gain_percent"}

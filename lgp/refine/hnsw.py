@@ -14,7 +14,14 @@ from lgp.distance import KEY_MAX, Points, order_key
 from lgp.graph import Graph
 from lgp.hnsw import Hnsw, select_neighbors, visited_by_hnsw
 from lgp.refine.log import Edits, Reason
-from lgp.refine.post import Reciprocals, refine_post, rounds, row_changes
+from lgp.refine.post import (
+    Reciprocals,
+    Search,
+    flat_search,
+    refine_post,
+    rounds,
+    row_changes,
+)
 from lgp.refine.step import Refiner
 
 
@@ -57,6 +64,13 @@ def select_neighbors_reciprocals(bound: int) -> Reciprocals:
     return insert
 
 
+def searcher(index: Graph | Hnsw, points: Points, width: int) -> Search:
+    """U_i on snapshots of an index's base layer: by the hierarchical search of an HNSW, or flat."""
+    if isinstance(index, Hnsw):
+        return lambda graph, anchors: visited_by_hnsw(index, points, anchors, width, graph)
+    return flat_search(points, width)
+
+
 def refine_hnsw(
     index: Hnsw,
     points: Points,
@@ -73,14 +87,11 @@ def refine_hnsw(
         width: of the hierarchical search whose visited base nodes are U_i.
         batch_size: anchors that share a snapshot; 0 = the whole graph.
     """
-
-    def visited(graph: Graph, anchors: Tensor) -> Tensor:
-        return visited_by_hnsw(index, points, anchors, width, graph)
-
     back = select_neighbors_reciprocals(index.base.max_degree)
     base, edits = refine_post(
-        index.base, points, refiner, width, batch_size, back, visited, progress
-    )
+        index.base, points, refiner, width, batch_size, back, searcher(index, points, width),
+        progress,
+    )  # fmt: skip
     return replace(index, base=base), edits
 
 

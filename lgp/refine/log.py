@@ -34,6 +34,8 @@ class Reason(IntEnum):
     reciprocal_prune = 3
     reciprocal_replace = 4
     connect = 5
+    repair_append = 6
+    repair_replace = 7
 
 
 class Status(IntEnum):
@@ -80,8 +82,8 @@ class Edits:
         return Edits(*(getattr(self, f.name)[order] for f in fields(Edits)))
 
     def own(self) -> Tensor:
-        """bool [E]: changes an anchor made to its own row, reciprocals left out."""
-        return self.reason <= int(Reason.replace)
+        """bool [E]: edges chosen for their source, by a selector or a repair; no reciprocals."""
+        return (self.reason <= int(Reason.replace)) | (self.reason >= int(Reason.repair_append))
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,24 @@ class Decisions:
     status: Tensor
     placed: Tensor
 
+    @staticmethod
+    def join(parts: list[Decisions]) -> Decisions:
+        """All of them, in the order given; picks padded to the widest."""
+        if not parts:
+            none = torch.zeros(0, dtype=torch.int32)
+            return Decisions(none, none.view(0, 1), none, none)
+        widest = max(part.picks.shape[1] for part in parts)
+        picks = [
+            torch.nn.functional.pad(p.picks, (0, widest - p.picks.shape[1]), value=-1)
+            for p in parts
+        ]
+        return Decisions(
+            torch.cat([p.anchors for p in parts]),
+            torch.cat(picks),
+            torch.cat([p.status for p in parts]),
+            torch.cat([p.placed for p in parts]),
+        )
+
     def digest(self) -> str:
         """Names the edits per node, for stage keys of graphs matched to them."""
         return digest_of([self.anchors.tolist(), self.placed.tolist()])
@@ -110,8 +130,7 @@ class Decisions:
                 "give the log of this graph"
             )
         quota = torch.zeros(n, dtype=torch.int64)
-        quota[self.anchors.long()] = self.placed.long()
-        return quota
+        return quota.index_add(0, self.anchors.long(), self.placed.long())
 
 
 @dataclass(frozen=True)

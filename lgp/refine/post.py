@@ -21,6 +21,30 @@ from lgp.vamana import visited_by
 
 Reciprocals = Callable[[Points, Tensor, Tensor, Tensor], list[Edits]]
 """(points, neighbors in place, sources int64 [E], targets int64 [E]) -> the changes made."""
+Search = Callable[[Graph, Tensor], Tensor]
+"""(snapshot, anchors int64 [A]) -> U_i, the nodes that a search for each visits, int32 [A, V]."""
+
+BLOCK_ANCHORS = 256
+"""Anchors asked about together: a language model's batches fill, and a large graph has many blocks
+for shards and for stopping between them."""
+
+
+def anchor_blocks(anchors: Tensor, n: int) -> list[Tensor]:
+    """Anchors that are searched, shortlisted and asked about together, in order.
+
+    The blocks follow from the anchors and the number of nodes n alone, so that every process forms
+    the same ones, and a language model the same batches.
+    """
+    return [
+        part[block]
+        for part in anchors.split(BLOCK_ANCHORS)
+        for block in row_blocks(len(part), 4 * n, 1 << 30)
+    ]
+
+
+def flat_search(points: Points, width: int) -> Search:
+    """U_i by the search of a flat graph."""
+    return lambda graph, anchors: visited_by(points, graph, anchors, width)
 
 
 def refine_post(
@@ -30,7 +54,7 @@ def refine_post(
     construction_width: int,
     batch_size: int = 0,
     reciprocals: Reciprocals | None = None,
-    visited: Callable[[Graph, Tensor], Tensor] | None = None,
+    visited: Search | None = None,
     progress: bool = False,
 ) -> tuple[Graph, Edits]:
     """Refine every eligible node of a finished graph.
@@ -45,7 +69,7 @@ def refine_post(
         visited: U_i for some anchors on a snapshot; None = the flat search.
     """
     insert = reciprocals or flat_reciprocals(graph.alpha)
-    find = visited or (lambda g, a: visited_by(points, g, a, construction_width))
+    find = visited or flat_search(points, construction_width)
     anchors = refiner.eligible.nonzero().flatten().to(points.device)
     rows = graph.neighbors.clone()
     changes: list[Edits] = []
@@ -53,8 +77,7 @@ def refine_post(
         for batch in anchors.split(batch_size or max(1, len(anchors))):
             snapshot = Graph(rows.clone(), graph.entry_node, graph.metric, graph.alpha)
             done = len(refiner.edits)
-            for block in row_blocks(len(batch), 4 * graph.n, 1 << 30):
-                own = batch[block]
+            for own in anchor_blocks(batch, graph.n):
                 rows[own], _ = refiner(snapshot.neighbors, own, find(snapshot, own))
                 bar.update(len(own))
             made = Edits.join(refiner.edits[done:])

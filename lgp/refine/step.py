@@ -180,17 +180,4 @@ class Refiner:
 
     def all_decisions(self) -> Decisions:
         """Everything decided so far, in order."""
-        if not self.decisions:
-            none = torch.zeros(0, dtype=torch.int32)
-            return Decisions(none, none.view(0, 1), none, none)
-        widest = max(part.picks.shape[1] for part in self.decisions)
-        picks = [
-            torch.nn.functional.pad(p.picks, (0, widest - p.picks.shape[1]), value=-1)
-            for p in self.decisions
-        ]
-        return Decisions(
-            torch.cat([p.anchors for p in self.decisions]),
-            torch.cat(picks),
-            torch.cat([p.status for p in self.decisions]),
-            torch.cat([p.placed for p in self.decisions]),
-        )
+        return Decisions.join(self.decisions)

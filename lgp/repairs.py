@@ -1,0 +1,193 @@
+"""A repair as a configuration names it: queries gathered and embedded, the graph repaired.
+
+In: a collection, a finished index and the knobs. Out: the repaired index, its edits, and facts for
+the stage's manifest. How edges are chosen is in `lgp.refine.repair`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lgp.choices import LatentQueries, Method
+from lgp.config import Config
+from lgp.config_llm import ConfigError
+from lgp.config_repair import RepairConfig
+from lgp.dataset import Dataset
+from lgp.distance import Points
+from lgp.embeddings import query_vectors
+from lgp.engines import answer_log, engine_model, make_engine
+from lgp.hnsw import Hnsw, descend
+from lgp.index import Index, base_layer
+from lgp.latent import (
+    Written,
+    ask_queries,
+    count_twins,
+    first_sentence,
+    read_query_file,
+    read_split_queries,
+    split_queries,
+)
+from lgp.refine.log import Edits
+from lgp.refine.repair import RepairSettings, repair
+from lgp.search import query_blocks
+from lgp.store import Store, digest_of, file_digest
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent queries of a collection, each text once, by source in the order configured.
+
+    Attributes:
+        counts: texts of each source, repeats left out. written: what a language model did.
+    """
+
+    texts: list[str]
+    counts: dict[str, int]
+    written: Written | None
+
+
+def repair_settings(c: RepairConfig) -> RepairSettings:
+    """The knobs of the algorithm."""
+    return RepairSettings(
+        c.width, c.targets, c.source, c.batch_size, c.passes, c.edit_limit, c.node_limit, c.seed
+    )
+
+
+def repair_inputs(config: Config, texts: str) -> dict[str, Any]:
+    """What a repaired graph depends on besides the graph: a part of its stage's key.
+
+    Args:
+        texts: digest of titles and bodies.
+    """
+    c, llm = config.repair, config.llm
+    if config.refine.method is Method.lgp:
+        return {}
+    plain: dict[str, Any] = {
+        name: value for name, value in vars(c).items() if name not in ("queries", "source", "file")
+    }
+    found = {"method": config.refine.method.value, "texts": texts, "repair": plain}
+    plain |= {"queries": [q.value for q in c.queries], "source": c.source.value}
+    if c.file is not None:
+        found["file"] = file_digest(Path(c.file)) if Path(c.file).is_file() else "absent"
+    if LatentQueries.train in c.queries:
+        found["collection"] = config.dataset.path
+    if LatentQueries.llm in c.queries:
+        prompt = config.prompt
+        found["llm"] = {
+            "model": engine_model(llm), "batch_tokens": llm.batch_tokens,
+            "system": prompt.query_system, "user": prompt.query_user,
+            "documents": prompt.documents,
+        }  # fmt: skip
+    return found
+
+
+def gather(
+    config: Config, dataset: Dataset, rows: Sequence[int], answers: Path, device: str
+) -> Latent:
+    """The latent queries of the documents at some rows (the first of each node).
+
+    Raises:
+        ConfigError: a source that the collection cannot give.
+        DataError: a file or split that cannot be read; no query at all.
+    """
+    c = config.repair
+    found: dict[str, None] = {}
+    counts: Counter[str] = Counter()
+    written: Written | None = None
+    for source in c.queries:
+        if source is LatentQueries.title:
+            texts = [dataset.titles[row].strip() for row in rows]
+        elif source is LatentQueries.first_sentence:
+            texts = [first_sentence(dataset.bodies[row]) for row in rows]
+        elif source is LatentQueries.llm:
+            written = _written(config, [dataset.texts[row] for row in rows], answers, device)
+            texts = [text for queries in written.queries for text in queries]
+        elif source is LatentQueries.train:
+            if config.dataset.path is None:
+                raise ConfigError(
+                    f"repair.queries=train with dataset={config.dataset.kind.value}: only a folder "
+                    "in BEIR layout has splits; drop it"
+                )
+            texts = read_split_queries(Path(config.dataset.path), c.split)
+        else:
+            assert c.file is not None
+            texts = read_query_file(Path(c.file))
+        for text in texts:
+            if text and text not in found:
+                found[text] = None
+                counts[source.value] += 1
+    if not found:
+        raise ConfigError(
+            f"repair.queries={[q.value for q in c.queries]} gives no query for {dataset.name} (its "
+            "documents have no such text); name another source"
+        )
+    return Latent(list(found), dict(counts), written)
+
+
+def repaired(
+    config: Config, index: Index, points: Points, latent: Latent, store: Store, device: str,
+    asked: Tensor, shielded: Tensor | None,
+) -> tuple[Index, Edits, dict[str, Any]]:  # fmt: skip
+    """Repair a finished index of either kind.
+
+    Args:
+        asked: the test queries' vectors, only to count their twins. shielded: see `repair`.
+    Returns:
+        the index, the repair's edits, and facts: queries by source, twins, miss rates, cost.
+    """
+    c = config.repair
+    vectors = query_vectors(store, latent.texts, config.embedder, device).to(points.device)
+    own, aside = (places.to(points.device) for places in
+                  split_queries(len(vectors), c.held_out, c.seed))  # fmt: skip
+    starts = _starts(index, points, vectors)
+    done = repair(
+        base_layer(index), points, vectors[own], repair_settings(c), vectors[aside], shielded,
+        None if starts is None else starts[own], None if starts is None else starts[aside],
+        progress=True,
+    )  # fmt: skip
+    facts: dict[str, Any] = {
+        "latent_queries": latent.counts,
+        "latent_held_out": len(aside),
+        "latent_twins_of_test": count_twins(vectors, asked.to(vectors.device), c.similar),
+        "latent_digest": digest_of(latent.texts),
+        "miss_rate": [done.miss_before, done.miss_after],
+        "miss_rate_held_out": list(done.held_out),
+        "n_repairs": len(done.edits.node),
+        "n_unplaced": done.unplaced,
+    }
+    if latent.written is not None:
+        facts["written"] = {key: value for key, value in vars(latent.written).items()
+                            if key != "queries"}  # fmt: skip
+    result = replace(index, base=done.graph) if isinstance(index, Hnsw) else done.graph
+    return result, done.edits, facts
+
+
+def _starts(index: Index, points: Points, queries: Tensor) -> Tensor | None:
+    """Where the upper layers of an HNSW lead each query; None for a flat graph."""
+    if not isinstance(index, Hnsw):
+        return None
+    found = queries.new_zeros(len(queries)).long()
+    for block, distances in query_blocks(points, queries):
+        found[block] = descend(index, distances)[0]
+    return found
+
+
+def _written(config: Config, texts: Sequence[str], answers: Path, device: str) -> Written:
+    c, llm = config.repair, config.llm
+    log = answer_log(llm, device, answers)
+    make = partial(_engine, config, device)
+    return ask_queries(
+        make, config.prompt, texts, log, c.per_document, c.document_tokens, progress=True
+    )
+
+
+def _engine(config: Config, device: str, answered: Any, stop: str) -> Any:
+    room = config.repair.new_tokens * config.repair.per_document
+    return make_engine(config.llm, device, room, answered, stop)
