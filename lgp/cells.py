@@ -46,9 +46,7 @@ class SweepRun:
     @property
     def main(self) -> str:
         """The graph that the others are controls of, by the name it has in `queries.jsonl`."""
-        refine = self.config["refine"]
-        method, selector = str(refine.get("method", "lgp")), str(refine["selector"])
-        return {"lgp": selector, "repair": "repair"}.get(method, f"{selector}+repair")
+        return main_label(self.config["refine"])
 
     def facet(self, name: str) -> str:
         """The value of a facet that is the run's: dataset, sweep, knob or a configuration key.
@@ -107,6 +105,12 @@ class _Measured:
     n_dist: float
     n_dist_base: float
     exact: float
+
+
+def main_label(refine: Mapping[str, Any]) -> str:
+    """The name of the graph that a run's `refine` settings make, as `RefineConfig.label`."""
+    method, selector = str(refine.get("method", "lgp")), str(refine["selector"])
+    return {"lgp": selector, "repair": "repair"}.get(method, f"{selector}+repair")
 
 
 def read_run(sweep: SweepConfig, folder: Path) -> SweepRun:

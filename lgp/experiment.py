@@ -22,6 +22,7 @@ from lgp.curves import draw_curves
 from lgp.diagnostics import Record, cost_records, record_grid, structure_records
 from lgp.grids import Grid, markdown, print_grid
 from lgp.one_edge_study import draw, read_study
+from lgp.paper_numbers import paper_number_grid, paper_numbers
 from lgp.store import write_aside
 from lgp.tables import (
     difference_grid,
@@ -124,6 +125,8 @@ def write_table(
     lines += [f"- **Missing**: {path} did not finish." for path in missing]
     for grid in grids:
         lines += ["", *markdown(grid)]
+    if stated := paper_numbers(folder.name):
+        lines += ["", *markdown(paper_number_grid(stated))]
     if (folder / "figure.png").is_file():
         lines += [f"![{table.title}](figure.png)", ""]
     lines += ["## Where this comes from", "", *(f"- {line}" for line in provenance(runs)), ""]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lgp.cells import main_label
 from lgp.comparison import Row, comparison_table
 from lgp.results import QUERIES_FILE, Results
 
@@ -23,6 +24,8 @@ ELSEWHERE = ("run_dir", "store_dir", "device", "threads", "tracking")
 ERROR_FILE = "error.txt"
 """What stopped a job of a sweep."""
 _ABSENT = "none"
+# Last parts of keys that say nothing without the first.
+_PLAIN_KEYS = ("kind", "model", "name", "mode")
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ def run_names(
     keys = sorted({key for i in known for key in flat[i]})
 
     def differs(key: str, among: Sequence[int]) -> bool:
-        return len({json.dumps(flat[i].get(key), sort_keys=True) for i in among}) > 1
+        # A key that older runs lack says nothing of them.
+        values = [flat[i][key] for i in among if key in flat[i]]
+        return len({json.dumps(value, sort_keys=True) for value in values}) > 1
 
     same = [[i for i in known if datasets[i] == name] for name in dict.fromkeys(datasets)]
     varying = [
@@ -131,10 +136,10 @@ def run_names(
     names = []
     for i, settings in enumerate(flat):
         parts = [datasets[i]] if datasets[i] and (several or not varying) else []
-        for key in varying if settings else ():
+        for key in (key for key in varying if key in settings):
             tail = key.rsplit(".", 1)[-1]
-            word = tail if last[tail] == 1 else key
-            parts.append(f"{word} {_said(settings.get(key))}")
+            word = tail if last[tail] == 1 and tail not in _PLAIN_KEYS else key
+            parts.append(f"{word} {_said(settings[key])}")
         names.append(shown(", ".join(parts)) or folders[i])
     twice = Counter(names)
     return [
@@ -177,7 +182,9 @@ def common_parent(folders: Sequence[Path]) -> Path:
 
 def _main_of(config: Mapping[str, Any], results: Results) -> str | None:
     refine = config.get("refine")
-    own = refine.get("selector") if isinstance(refine, dict) and refine.get("controls") else None
+    if not isinstance(refine, dict) or not refine.get("controls"):
+        return None
+    own = main_label(refine)
     return own if own in results.labels()[1:] else None
 
 
@@ -204,7 +211,7 @@ def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _said(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return _ABSENT
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 

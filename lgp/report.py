@@ -2,7 +2,7 @@
 
 Input: folders holding `queries.jsonl`. Output: text and files. Numbers come from `results` and
 `comparison`; here they only get columns and rounding, so a relative gain is never one of rounded
-means. `lgp report` is `main`.
+means. `lgp report` is `main`; the page it ends with is `lgp.page`.
 """
 
 import argparse
@@ -16,7 +16,9 @@ from rich.console import Console
 from lgp.averages import average_rows
 from lgp.comparison import Row, comparison_table, headline_value, sentences
 from lgp.figures import METRIC_NAMES, RANKING_NAMES, caption, draw_figure
+from lgp.gather import common_parent
 from lgp.grids import Grid, markdown, print_grid
+from lgp.page import write_page
 from lgp.results import METRICS, QUERIES_FILE, Results, read_queries, write_metrics_csv
 from lgp.stats import holm
 from lgp.store import write_aside
@@ -86,18 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", nargs="+", type=Path, help="run folders, or folders of them")
     parser.add_argument("--main", help="compare this selector with every other one, too")
     parser.add_argument("--metric", default="ndcg_at_10", choices=METRICS)
+    parser.add_argument("--out", type=Path, help="folder of the page (default: report/ beside)")
     args = parser.parse_args(argv)
     console = Console()
     tables: dict[str, dict[str, list[Row]]] = {}
+    read: dict[Path, Results] = {}
     try:
         for run_dir in dict.fromkeys(run for folder in args.run_dir for run in find_runs(folder)):
-            results = read_queries(run_dir)
+            results = read[run_dir] = read_queries(run_dir)
             console.print(f"\n{run_dir}", style="bold", markup=False, highlight=False)
             print_report(results, console, args.main, args.metric)
             _write_report(results, run_dir, args.main, args.metric)
             for ranking in results.rankings():
                 rows = comparison_table(results, args.metric, ranking)
                 tables.setdefault(ranking, {})[str(run_dir)] = rows
+        folders = list(dict.fromkeys(args.run_dir))
+        out = args.out or (folders[0] if len(folders) == 1 else common_parent(folders)) / "report"
+        page = write_page(read, folders, out, args.main, args.metric)
     except (OSError, ValueError) as error:
         print(f"lgp report: {error}", file=sys.stderr)
         return 2
@@ -106,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             said = f"{METRIC_NAMES[args.metric]} (0-100) {RANKING_NAMES[ranking]}"
             print_grid(_summary_grid(runs, said), console)
             print_grid(_average_grid(runs, said), console)
+    print(page)
     return 0
 
 

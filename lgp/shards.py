@@ -37,12 +37,7 @@ QUERIES_FILE = "latent_queries.jsonl"
 
 
 def shard_blocks(blocks: Sequence[Tensor], shard: int, shards: int) -> list[Tensor]:
-    """The blocks of anchors that a shard decides about (ValueError: fewer blocks than shards)."""
-    if shards > max(1, len(blocks)):
-        raise ValueError(
-            f"refine.shards={shards} is above the {len(blocks)} blocks of anchors that there are; "
-            "lower it"
-        )
+    """The blocks of anchors that a shard decides about; none where there are fewer than shards."""
     return list(blocks[shard::shards])
 
 
@@ -96,14 +91,15 @@ class Decided:
 
     Attributes:
         decisions: in node order. account: summed over shards; seconds: likewise.
-        answers_sha256: over the shards' digests. queries: lines of latent queries, in node order.
+        answers_sha256: over the shards' digests.
+        queries: lines of latent queries, in node order; None where no selector can write any.
     """
 
     decisions: Decisions
     account: Account
     seconds: float
     answers_sha256: str | None
-    queries: Sequence[str]
+    queries: Sequence[str] | None
 
     def selector(self, n: int) -> Recorded:
         """Replays the decisions for a graph of n nodes."""
@@ -120,8 +116,8 @@ class Decided:
                 )
 
     def save_queries(self, folder: Path) -> None:
-        """Write the latent queries, where there is a selector that writes some."""
-        if self.answers_sha256 is not None:
+        """Write the latent queries, where there may be any."""
+        if self.queries is not None:
             (folder / QUERIES_FILE).write_text("".join(self.queries), encoding="utf-8")
 
 
@@ -144,10 +140,8 @@ def gather_shards(stages: Sequence[Path]) -> Decided:
     said = [facts(stage) for stage in stages]
     accounts = [Account(**one["account"]) for one in said]
     digests = [one["answers_sha256"] for one in said]
-    lines: list[str] = []
-    for stage in stages:
-        if (stage / QUERIES_FILE).is_file():
-            lines += (stage / QUERIES_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+    files = [path for stage in stages if (path := stage / QUERIES_FILE).is_file()]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines(True)]
     logs = [EditLog.load(stage / DECISIONS_FILE) for stage in stages]
     joined = Decisions.join([log.decisions for log in logs])
     order = joined.anchors.argsort(stable=True)
@@ -156,7 +150,7 @@ def gather_shards(stages: Sequence[Path]) -> Decided:
         Account(**{f.name: sum(getattr(a, f.name) for a in accounts) for f in fields(Account)}),
         sum(one["seconds"] for one in said),
         digest_of(digests) if None not in digests else None,
-        sorted(lines, key=_node_of),
+        sorted(lines, key=_node_of) if files else None,
     )
 
 

@@ -59,7 +59,7 @@ NodeName={host} NodeAddr=127.0.0.1 Gres=gpu:2 CPUs=4 Boards=1 SocketsPerBoard=1 
 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN
 PartitionName=debug Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
-# munge credentials of a requeued job must first expire: cred_expire=5 makes that 6 s, not 2 minutes.
+# A requeued job waits until its munge credential has expired: 6 s here, else 2 minutes.
 
 SACCT = """\
 #!{python}
@@ -80,7 +80,8 @@ def unavailable() -> str | None:
     """Why no private SLURM can be started here; None where it can."""
     missing = [name for name in (*DAEMONS, *CLIENTS) if _which(name) is None]
     if missing:
-        return f"{', '.join(missing)} not found: apt-get install -y slurmctld slurmd slurm-client munge"
+        packages = "slurmctld slurmd slurm-client munge"
+        return f"{', '.join(missing)} not found: apt-get install -y {packages}"
     return None if os.geteuid() == 0 else "slurmd runs jobs as root only"
 
 
@@ -93,7 +94,7 @@ class Slurm:
     """A running server.
 
     Attributes:
-        environment: of every client: SLURM_CONF, and the `sacct` above and this Python first on PATH.
+        environment: of every client: SLURM_CONF; the `sacct` above and this Python on PATH.
     """
 
     root: Path
@@ -103,7 +104,7 @@ class Slurm:
         """What a command prints (CalledProcessError: it failed; `more` joins the environment)."""
         done = subprocess.run(
             [str(word) for word in words], env=dict(self.environment) | more, timeout=timeout,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             print(done.stdout, done.stderr, sep="\n")
@@ -158,8 +159,9 @@ def start() -> Slurm:
     munge, log = root / "munge", root / "log"
     try:
         slurm.run(
-            "munged", f"--key-file={key}", f"--socket={munge / 'sock'}", f"--pid-file={munge / 'pid'}",
-            f"--log-file={log / 'munged.log'}", f"--seed-file={munge / 'seed'}", "--num-threads=2",
+            "munged", f"--key-file={key}", f"--socket={munge / 'sock'}", "--num-threads=2",
+            f"--pid-file={munge / 'pid'}", f"--seed-file={munge / 'seed'}",
+            f"--log-file={log / 'munged.log'}",
         )  # fmt: skip
         slurm.run("slurmctld", "-f", root / "slurm.conf", "-c")
         slurm.run("slurmd", "-f", root / "slurm.conf", "-N", host, "-c")

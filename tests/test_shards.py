@@ -27,15 +27,22 @@ from lgp.shards import shard_blocks
 from lgp.stages import Stages
 
 K = 3
-SMALL = ["dataset.topics=4", "refine.when=post", "search.widths=[10]", "search.budgets=[]"]
+SMALL = [
+    "dataset.topics=2", "refine.when=post", "search.widths=[10]", "search.budgets=[]",
+    "refine.min_coverage_gain=1",
+]  # fmt: skip
+INDICES = {
+    "diskann": ["index=diskann", "index.max_degree=6"],
+    "hnsw": ["index=hnsw", "index.connectivity=3"],
+}
 TINY = ["llm.anchor_tokens=16", "llm.document_tokens=8", "refine.shortlist_size=6"]
 SELECTORS = {
     "uniform": [],
     "farthest": [],
-    "encoder": [],
+    "encoder": ["refine.encoder_tokens=48"],
     "likelihood": ["refine=llm", "llm.mode=likelihood", "llm.batch_tokens=512", *TINY],
-    "generate": ["refine=llm", "llm.mode=generate", "prompt=general", "llm.new_tokens=6",
-                 "llm.batch_tokens=2200", *TINY],
+    "constrained": ["refine=llm", "llm.mode=constrained", "prompt=general",
+                    "llm.batch_tokens=2200", *TINY],
 }  # fmt: skip
 
 
@@ -55,18 +62,24 @@ def log_of(folder: Path) -> EditLog:
     return EditLog.load(path)
 
 
-@pytest.mark.parametrize("index", ["diskann", "hnsw"])
-@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize(
+    "selector",
+    [
+        pytest.param(s, marks=[pytest.mark.slow] if "refine=llm" in w else [])
+        for s, w in SELECTORS.items()
+    ],
+)
 def test_the_merged_graph_is_that_of_a_single_process(
     tmp_path: Path, tiny_lm: Path, tiny_encoder: Path, selector: str, index: str
 ) -> None:
     def stages(folder: str, *more: str) -> Stages:
         own = words(tmp_path / folder, selector, tiny_lm, tiny_encoder)
-        return Stages(compose([f"index={index}", *own, *more]))
+        return Stages(compose([*INDICES[index], *own, *more]))
 
     alone = stages("alone")
     kind = alone.config.refine.selector
-    graph, stage = alone.refined(kind, 0, None)
+    _, stage = alone.refined(kind, 0, None)
     merge = stages("split", f"refine.shards={K}")
     with pytest.raises(ValueError, match="3 of 3 shards have not decided yet: 0, 1, 2"):
         merge.refined(kind, 0, None)
@@ -75,7 +88,7 @@ def test_the_merged_graph_is_that_of_a_single_process(
     with pytest.raises(ValueError, match=r"1 of 3 shards .*: 1; run .*refine\.shard=1, then"):
         merge.refined(kind, 0, None)
     stages("split", f"refine.shards={K}", "refine.shard=1").decided(kind, 0, None)
-    merged, other = merge.refined(kind, 0, None)
+    _, other = merge.refined(kind, 0, None)
     assert other.name == stage.name  # one stage, however it was made
     for name in ("graph.safetensors", "edits.safetensors"):
         assert (other / name).read_bytes() == (stage / name).read_bytes()
@@ -83,17 +96,17 @@ def test_the_merged_graph_is_that_of_a_single_process(
     assert before["n_edits"] == after["n_edits"] > 20
     for count in ("anchors", "chosen", "none", "unreadable", "picked"):
         assert before["account"][count] == after["account"][count]
-    if selector == "generate":  # distinct prompts; priors of likelihood are asked by each shard
-        assert before["account"]["asked"] == after["account"]["asked"] > 50
-    assert (other / "latent_queries.jsonl").is_file() == (selector == "generate")
+    if selector == "constrained":  # documents' priors under likelihood are asked by several shards
+        assert before["account"]["asked"] == after["account"]["asked"] == 40
+    assert (other / "latent_queries.jsonl").is_file() == (selector == "constrained")
 
 
 def test_controls_and_a_match_are_those_of_a_single_process(
     tmp_path: Path, tiny_lm: Path, tiny_encoder: Path
 ) -> None:
-    base = [*SMALL, "refine=farthest", "refine.node_budget=0.7"]
-    controlled = [*base, "refine.controls=[uniform,nearest]"]
-    matched = [*SMALL, "refine=uniform"]
+    base = [*SMALL, *INDICES["diskann"], "refine.node_budget=0.7"]
+    controlled = [*base, "refine=farthest", "refine.controls=[uniform,nearest]"]
+    matched = [*base, "refine=uniform"]
 
     def go(folder: str, words: list[str], out: str, *more: str) -> list[bytes]:
         config = compose([*words, f"store_dir={tmp_path / folder}", *more])
@@ -132,8 +145,7 @@ def test_shards_part_the_blocks() -> None:
     assert [len(own) for own in split] == [3, 2, 2, 2]
     asked = torch.cat([block for own in split for block in own])
     assert asked.sort().values.tolist() == list(range(3, 75))
-    with pytest.raises(ValueError, match=r"shards=10 is above the 9 blocks .* lower it"):
-        shard_blocks(blocks, 0, 10)
+    assert shard_blocks(blocks, 9, 10) == []
 
 
 def test_blocks_of_a_huge_graph_fit_into_memory() -> None:
@@ -181,7 +193,6 @@ def test_a_signal_stops_after_the_batch_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "_asked", False)
-    monkeypatch.setattr(signal, "signal", signal.signal)
     before = signal.getsignal(signal.SIGUSR1)
     keys, asked = [f"k{at}" for at in range(9)], []
 
@@ -210,7 +221,7 @@ def test_a_signal_stops_after_the_batch_in_flight(
 @pytest.mark.slow
 def test_a_signalled_run_goes_on_with_the_same_bits(tmp_path: Path, tiny_lm: Path) -> None:
     def words(folder: str) -> list[str]:
-        own = ["refine=llm", f"llm.model={tiny_lm}", *SELECTORS["generate"], "dataset.topics=12"]
+        own = [f"llm.model={tiny_lm}", *SELECTORS["constrained"], *INDICES["diskann"]]
         places = [f"store_dir={tmp_path / folder}", f"run_dir={tmp_path / folder / 'out'}"]
         return [sys.executable, "-m", "lgp.cli", *SMALL, *own, *places]
 
@@ -219,16 +230,12 @@ def test_a_signalled_run_goes_on_with_the_same_bits(tmp_path: Path, tiny_lm: Pat
         return [key for text in lines for line in text.splitlines() for key in json.loads(line)]
 
     subprocess.run(words("calm"), check=True, capture_output=True)
-    for least in (1, 60):
-        process = subprocess.Popen(words("rough"), stderr=subprocess.DEVNULL)
-        while len(list((tmp_path / "rough").glob("answers/*.jsonl"))) < 1 or (
-            sum(p.stat().st_size for p in (tmp_path / "rough" / "answers").glob("*.jsonl"))
-            < 70 * least
-        ):
-            assert process.poll() is None, "the run ended before it could be signalled"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait() == stopping.EX_REQUEUE
+    process = subprocess.Popen(words("rough"), stderr=subprocess.DEVNULL)
+    while len(logged("rough")) < 20:
+        assert process.poll() is None, "the run ended before it could be signalled"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait() == stopping.EX_REQUEUE
     assert 0 < len(logged("rough")) < len(logged("calm"))
     subprocess.run(words("rough"), check=True, capture_output=True)
     assert sorted(logged("rough")) == sorted(logged("calm"))
