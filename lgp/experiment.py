@@ -92,8 +92,12 @@ def run_experiment(config: Config, name: str, words: Sequence[str], launch: Laun
             own.append(word)
     runs: list[SweepRun] = []
     missing: list[str] = []
-    for listed in table.sweeps:
-        sweep = scale.sweeps.get(listed.name, listed)
+    sweeps = [scale.sweeps.get(listed.name, listed) for listed in table.sweeps]
+    absent = [sweep.name for sweep in sweeps if sweep.over not in scale.collections]
+    if absent and len(absent) < len(sweeps):
+        log.warning("scale=%s has no collections for %s; left out", scale.name, ", ".join(absent))
+        sweeps = [sweep for sweep in sweeps if sweep.name not in absent]
+    for sweep in sweeps:
         line = sweep_words(config, sweep, base, own)
         log.info("lgp -m %s", " ".join(line))
         launch(["-m", *line])

@@ -8,6 +8,7 @@ may be missing on shared file systems, and correctness does not rest on them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -25,6 +26,8 @@ from lgp.stopping import stop_if_asked
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What a file system without locks answers."""
 
 
 def digest_of(value: Any) -> str:
@@ -57,7 +60,10 @@ def locked(path: Path, timeout_s: float = -1) -> Iterator[bool]:
     lock = FileLock(path, timeout_s, fallback_to_soft=False)
     try:
         lock.acquire()
-    except NotImplementedError:
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:  # a Timeout, too
+            raise
+        log.warning("%s: no locks on this file system, so work may be done twice", path.parent)
         yield False
         return
     try:

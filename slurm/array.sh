@@ -17,17 +17,11 @@
 #SBATCH --open-mode=append
 set -u
 
-child='' asked=''
 # SIGUSR1 comes before the time limit. lgp then stops after the batch in flight; where it has not
 # after GRACE seconds it is killed, which costs that batch and nothing else.
-trap 'asked=1; stop_child' USR1
+child='' asked='' cancelled=''
+trap 'asked=$SECONDS; [ -n "$child" ] && kill -USR1 "$child" 2>/dev/null' USR1
 trap 'cancelled=1; [ -n "$child" ] && kill -TERM "$child" 2>/dev/null' TERM
-cancelled=''
-stop_child() {
-  [ -z "$child" ] && return
-  kill -USR1 "$child" 2>/dev/null
-  (sleep "${GRACE:-90}"; kill -KILL "$child" 2>/dev/null) >/dev/null 2>&1 &
-}
 
 file=${1:?usage: sbatch --array=0-11 slurm/array.sh FILE RUN_DIR [KEY=VALUE ...]}
 run_dir=${2:?which folder takes the runs?}
@@ -47,11 +41,18 @@ status running ''
 if [ -z "$asked$cancelled" ]; then
   "${LGP:-lgp}" jobs "$file" --run "$task" "run_dir=$run_dir" "$@" &
   child=$!
-  while :; do # wait returns early whenever a signal comes
-    wait "$child"
-    code=$?
-    kill -0 "$child" 2>/dev/null || break
+  while kill -0 "$child" 2>/dev/null; do
+    if [ -z "$asked" ]; then
+      wait "$child" # returns early when a signal comes
+      code=$?
+    else
+      sleep 0.5
+      [ $((SECONDS - asked)) -lt "${GRACE:-90}" ] || kill -KILL "$child" 2>/dev/null
+    fi
   done
+  wait "$child" 2>/dev/null
+  last=$?
+  [ "$last" -eq 127 ] || code=$last # 127: its status was given before
 else
   code=85
 fi

@@ -205,6 +205,9 @@ def test_every_sweep_composes(scale: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         config = compose([f"experiment={name}", f"scale={scale}"])
         for listed in config.table.sweeps:
             sweep = config.scale.sweeps.get(listed.name, listed)
+            if sweep.over not in config.scale.collections:
+                assert (scale, sweep.over) == ("local", "multimodal")
+                continue
             words = sweep_words(config, sweep, Path("runs"), [])
             if sweep.name in seen:
                 continue
@@ -230,6 +233,8 @@ def test_wrong_experiments_are_told(capsys: pytest.CaptureFixture[str], tmp_path
     assert "table99" in capsys.readouterr().err
     assert main(["experiment=table1", "scale=huge"]) == 2
     assert "huge" in capsys.readouterr().err
+    assert main(["experiment=table2", "scale=local"]) == 2
+    assert "multimodal" in capsys.readouterr().err
 
 
 @pytest.mark.slow

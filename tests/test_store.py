@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import lgp
 from lgp.store import MANIFEST, Store, digest_of, facts, write_aside
 
 
@@ -110,11 +111,14 @@ def test_a_digest_is_that_of_the_canonical_text() -> None:
 
 # Words: the store, what to do. Each computation leaves a file of its own in STORE/counts.
 RACER = r"""
-import contextlib, os, socket, sys, time
+import contextlib, os, socket, sys, time, types
 from pathlib import Path
+
+root, how, package = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+sys.modules["lgp"] = types.ModuleType("lgp")  # without the engine: it takes seconds to import
+sys.modules["lgp"].__path__ = [package]
 from lgp import store
 
-root, how = Path(sys.argv[1]), sys.argv[2]
 if how == "no lock":  # as on two machines whose shared disk has no locks
     socket.gethostname = lambda: f"host{os.getpid()}"
     store.locked = lambda path, timeout_s=-1: contextlib.nullcontext(True)
@@ -143,7 +147,7 @@ def start_racers(root: Path, count: int, how: str) -> list[subprocess.Popen[str]
     for name in ("counts", "ready", "store"):
         (root / name).mkdir(exist_ok=True)
     before = len(list((root / "ready").iterdir()))
-    command = [sys.executable, "-c", RACER, str(root), how]
+    command = [sys.executable, "-c", RACER, str(root), how, str(Path(lgp.__file__).parent)]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     wait_for(lambda: len(list((root / "ready").iterdir())) == before + count)
     return racers
