@@ -170,6 +170,17 @@ def _launch(words: list[str]) -> int:
     except HydraException as error:
         print(f"lgp: {error}{_cause(error)}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if not any(kind.__name__ == "UncompletedJobError" for kind in type(error).__mro__):
+            raise
+        # Of the SLURM launcher: cancelled, out of memory, node lost.
+        last = str(error).strip().splitlines()[-1:]
+        print(
+            f"lgp: a job ended without a result; the others go on, and the same command runs what "
+            f"is missing: {last[0] if last else error!r}",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 

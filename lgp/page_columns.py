@@ -7,9 +7,9 @@ Column = tuple[str, str, str]
 
 QUALITY: tuple[Column, ...] = (
     ("run", "run", ""), ("graph", "graph", ""), ("base", "against", ""), ("mean", "mean", ".1f"),
-    ("difference", "difference", "+.1f"), ("interval", "95 % interval", ""),
+    ("difference", "difference", "+.1f"), ("interval", "95 % interval", "s"),
     ("relative_pct", "gain %", "+.1f"), ("p", "p", ".4f"), ("p_holm", "Holm p", ".4f"),
-    ("score", "win/tie/loss", ""), ("shown", "shown", ""), ("n_dist", "distances", ".0f"),
+    ("score", "win/tie/loss", "s"), ("shown", "shown", ""), ("n_dist", "distances", ".0f"),
     ("reach", "reach", ".1f"), ("exact", "exact", ".1f"),
 )  # fmt: skip
 RUNS: tuple[Column, ...] = (

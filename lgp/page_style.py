@@ -32,7 +32,7 @@ caption{text-align:left;color:var(--soft);padding:.5rem .6rem;position:sticky;le
 th,td{padding:.28rem .6rem;text-align:left;vertical-align:top;max-width:16rem;
 border-top:1px solid var(--line)}
 th{background:var(--wash);font-weight:600}
-td.n{text-align:right;white-space:nowrap}
+td.n,th.n{text-align:right;white-space:nowrap}
 td{min-width:3.2rem}
 summary{cursor:pointer;color:var(--link);margin:.6rem 0}
 @media print{nav{display:none}.scroll{overflow:visible}th,td{white-space:normal}}

@@ -19,7 +19,7 @@ set -u
 
 # SIGUSR1 comes before the time limit. lgp then stops after the batch in flight; where it has not
 # after GRACE seconds it is killed, which costs that batch and nothing else.
-child='' asked='' cancelled=''
+child='' asked='' cancelled='' code=127
 trap 'asked=$SECONDS; [ -n "$child" ] && kill -USR1 "$child" 2>/dev/null' USR1
 trap 'cancelled=1; [ -n "$child" ] && kill -TERM "$child" 2>/dev/null' TERM
 

@@ -21,7 +21,7 @@ ORDER = [
     "foreign", "foreign_job", "refine_index", "figures",
     "summary", "grids", "paper_numbers", "tables", "diagnostics", "curves", "gather",
     "page_records", "multiples", "page_columns",
-    "page_style", "page", "report", "runs",
+    "page_style", "page_html", "page", "report", "runs",
     "one_edge", "one_edge_study", "latent", "repairs", "collection", "shards", "stages",
     "describe_models", "describe", "pipeline", "track", "dashboard", "experiment", "api", "jobs",
     "cli",

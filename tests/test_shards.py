@@ -16,8 +16,8 @@ import torch
 from lgp import stopping
 from lgp.answers import AnswerLog
 from lgp.ask import ask_all
-from lgp.choices import SelectorKind
-from lgp.cli import compose, main
+from lgp.choices import BrightTask, MbeirTask, SelectorKind
+from lgp.cli import compose, config_dir, main
 from lgp.config import ConfigError
 from lgp.jobs import ranges, read_jobs
 from lgp.pipeline import finished, run
@@ -265,6 +265,23 @@ def test_jobs_are_lines_without_comments(tmp_path: Path) -> None:
     file.write_text("# nothing\n")
     with pytest.raises(ValueError, match="has no job"):
         read_jobs(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks", "more"),
+    [
+        ("bright", BrightTask, []),
+        ("mbeir", MbeirTask, ["dataset.path=FOLDER", "dataset.images=FOLDER"]),
+    ],
+)
+def test_the_benchmarks_files_name_every_task_once(
+    name: str, tasks: type[BrightTask] | type[MbeirTask], more: list[str]
+) -> None:
+    file = Path(config_dir()).parent / "slurm" / "overrides" / f"{name}.txt"
+    configs = [compose([*job.words(), *more]) for job in read_jobs(file)]
+    assert sorted(c.dataset.task for c in configs) == sorted(task.value for task in tasks)
+    assert {c.rerank.kind.value for c in configs} == {"listwise"}
+    assert {c.refine.shortlist_size for c in configs} == {12 if name == "mbeir" else 24}
 
 
 def test_listing_and_running_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
