@@ -1,7 +1,8 @@
 """The figure of a table: one panel per group of cells, quality along one facet.
 
 In: cells. Out: PNG and SVG. Bars are 95 % intervals of the paired difference to vanilla, drawn from
-vanilla's mean, as in `lgp.figures`.
+vanilla's mean, as in `lgp.figures`. Along a facet of words (datasets, rules) the differences stand
+alone.
 """
 
 from __future__ import annotations
@@ -79,31 +80,37 @@ def _panel(
     }
     if wide:
         ax.set_xscale("log")
+    words = None in numbers  # not on the way to each other: differences instead of curves
     labels = [label for label in styles if label != "vanilla"]
     for label, (color, marker) in styles.items():
-        mine = [
-            (place[value], cell)
-            for value, cell in points
-            if cell.label == (label if label != "vanilla" else points[0][1].label)
-        ]
-        if not mine:
+        vanilla = label == "vanilla"
+        if vanilla and words:
             continue
-        shift = 0.0 if label == "vanilla" else labels.index(label) - (len(labels) - 1) / 2
-        xs = [x * 1.02**shift if wide else x + 0.06 * shift for x, _ in mine]
-        means = [
-            100 * (c.comparison.mean_base if label == "vanilla" else c.comparison.mean_other)
-            for _, c in mine
-        ]
-        ax.plot(xs, means, color=color, marker=marker, markersize=3.5, linewidth=1.3)
-        if label != "vanilla":
-            for x, (_, cell) in zip(xs, mine, strict=True):
-                c = cell.comparison
-                low, high = 100 * (c.mean_base + c.low), 100 * (c.mean_base + c.high)
+        mine = [(place[v], c) for v, c in points if c.label == (labels[0] if vanilla else label)]
+        shift = 0.0 if vanilla else labels.index(label) - (len(labels) - 1) / 2
+        for at, cell in mine:
+            c, x = cell.comparison, at * 1.02**shift if wide else at + 0.1 * shift
+            start = 0.0 if words else c.mean_base
+            y = 100 * (start if vanilla else start + c.difference)
+            ax.plot([x], [y], color=color, marker=marker, markersize=3.5)
+            if not vanilla:
+                low, high = 100 * (start + c.low), 100 * (start + c.high)
                 ax.vlines(x, low, high, color=color, linewidth=0.9, alpha=0.5)
+        if not words:
+            xs = [at * 1.02**shift if wide else at + 0.1 * shift for at, _ in mine]
+            ys = [c.comparison.mean_base + (0 if vanilla else c.comparison.difference)
+                  for _, c in mine]  # fmt: skip
+            ax.plot(xs, [100 * y for y in ys], color=color, linewidth=1.3)
+    if words:
+        ax.axhline(0, color=GREY, linewidth=0.8)
+        ax.set_ylabel("points over vanilla")
     exact = {round(100 * c.exact, 6) for _, c in points if c.exact is not None}
-    if len(exact) == 1:
+    if len(exact) == 1 and not words:
         ax.axhline(exact.pop(), color=GREY, linestyle="--", linewidth=1)
-    ax.set_xticks([place[v] for v in values], values)
+    ticks = [v if len(v) <= 14 else f"{v[:13]}\u2026" for v in values]
+    ax.set_xticks([place[v] for v in values], ticks)
+    if words and max(map(len, values)) > 5:
+        ax.tick_params(axis="x", rotation=90)
     ax.minorticks_off()
     ax.grid(axis="y", color="#E4E4E4", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)

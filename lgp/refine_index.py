@@ -30,9 +30,9 @@ HNSW_WIDTHS = [10, 12, 14, 16, 18, 20, 50]
 BUILD_WIDTHS = {"diskann": 125}
 HNSW_BUILD_WIDTH = 200
 IGNORED = (
-    "refine.when", "refine.match", "refine.controls", "refine.node_order", "index.metric",
-    "index.connectivity", "index.kind", "index.seeds", "index.collapse", "index.connect=",
-    "dataset", "embedder", "search", "rerank", "tracking",
+    "refine.when", "refine.match", "refine.controls", "refine.node_order", "refine.shard",
+    "index.metric", "index.connectivity", "index.kind", "index.seeds", "index.collapse",
+    "index.connect=", "dataset", "embedder", "search", "rerank", "tracking",
 )  # fmt: skip
 """Settings of `lgp` that would change nothing here."""
 

@@ -39,7 +39,7 @@ def knobs(**values: list[str]) -> list[tuple[str, ...]]:
 PAPER = {
     "table1": (cross(BRIGHT + AVERAGE), cross(RANKINGS, MEASURES)),
     "table2": (cross(MBEIR + AVERAGE), cross(RANKINGS, MEASURES)),
-    "table3": (cross(["bright", "mbeir"], WIDTHS), cross(RANKINGS, MEASURES)),
+    "table3": (cross(["text", "multimodal"], WIDTHS), cross(RANKINGS, MEASURES)),
     "table4": (cross(BUDGETS), cross(MEASURES)),
     "table5": (cross(HNSW + AVERAGE), cross(RANKINGS, MEASURES)),
     "table6": (
@@ -58,7 +58,7 @@ PAPER = {
     "table14": (
         cross(["redundancy", "coverage", "lexicographic"]), cross(ABLATION + AVERAGE, RANKINGS),
     ),
-    "table17": (cross(["bright", "mbeir"], BUDGETS), cross(RANKINGS, MEASURES)),
+    "table17": (cross(["text", "multimodal"], BUDGETS), cross(RANKINGS, MEASURES)),
     "fig2": (cross(MOTIVATION + AVERAGE, BUDGETS), cross(["reach"])),
     "fig3": (cross(BRIGHT + AVERAGE, WIDTHS), cross(RANKINGS)),
     "fig4": (
@@ -141,7 +141,7 @@ def test_a_table_is_that_of_the_per_query_lines(place: Path) -> None:
     """All of Table 1 again, from the JSON lines, in plain Python."""
     lines = make(place, "table1")
     for number, dataset in enumerate(BRIGHT):
-        text = (place / "bright" / str(number) / "queries.jsonl").read_text()
+        text = (place / "text" / str(number) / "queries.jsonl").read_text()
         records = [json.loads(x) for x in text.splitlines()]
         for x in (x for x in lines if x["dataset"] == dataset):
 
@@ -164,13 +164,13 @@ def test_a_table_is_that_of_the_per_query_lines(place: Path) -> None:
 @pytest.mark.slow
 def test_structure_cost_and_one_edge(place: Path) -> None:
     structure = make(place, "table15")
-    own = [x for x in structure if (x["sweep"], x["graph"]) == ("bright", "farthest")]
+    own = [x for x in structure if (x["sweep"], x["graph"]) == ("text", "farthest")]
     assert [x["dataset"] for x in own] == BRIGHT + AVERAGE
     assert float(own[-1]["changed %"]) == pytest.approx(
         fmean(float(x["changed %"]) for x in own[:-1])
     )
     assert {x["changed %"] for x in structure if x["graph"] == "vanilla"} == {"0.0"}
-    summary = json.loads((place / "bright" / "0" / "summary.json").read_text())
+    summary = json.loads((place / "text" / "0" / "summary.json").read_text())
     (graph,) = [g for g in summary["graphs"] if g["selector"] == "farthest"]
     assert float(own[0]["changed %"]) == pytest.approx(100 * graph["changed_neighborhoods"])
     assert float(own[0]["hub share %"]) == pytest.approx(100 * graph["structure"]["hub_share"])
