@@ -86,7 +86,7 @@ def _job(cfg: Any) -> None:
         log.exception("this job failed")
         (run_dir / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
         return
-    if config.refine.shard is None:
+    if config.refine.shard is None and not config.dry_run:
         track(config, run_dir)
     log.info("results in %s", run_dir)
 
