@@ -64,7 +64,8 @@ def _job(cfg: Any) -> None:
     config = to_config(cfg)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lgp.hardware import process_rank
-    from lgp.pipeline import ERROR_FILE, finished, run
+    from lgp.pipeline import finished, run
+    from lgp.results import ERROR_FILE
     from lgp.stages import Stages
     from lgp.track import track
 

@@ -16,13 +16,9 @@ from typing import Any
 
 from lgp.cells import main_label
 from lgp.comparison import Row, comparison_table
-from lgp.results import QUERIES_FILE, Results
+from lgp.results import ELSEWHERE, ERROR_FILE, QUERIES_FILE, SHARD_FILE, Results
 
 PAGE_METRICS = ("ndcg_at_10", "recall_at_10")
-ELSEWHERE = ("run_dir", "store_dir", "device", "threads", "tracking")
-"""Where and how a run is made, which does not change it."""
-ERROR_FILE = "error.txt"
-"""What stopped a job of a sweep."""
 _ABSENT = "none"
 # Last parts of keys that say nothing without the first.
 _PLAIN_KEYS = ("kind", "model", "name", "mode")
@@ -154,6 +150,8 @@ def missing_jobs(folders: Sequence[Path]) -> list[str]:
     for folder in folders:
         marked = [p.parent for pattern in ("config.json", ".hydra") for p in folder.rglob(pattern)]
         for job in sorted(set(marked)):
+            if (job / SHARD_FILE).is_file():
+                continue  # it decided for its shard, and was to do no more
             place = shown(job.relative_to(folder)) if job != folder else shown(folder.name)
             if not (job / QUERIES_FILE).is_file():
                 found[job] = f"{place} is missing: it has no {QUERIES_FILE}{_error_of(job)}."

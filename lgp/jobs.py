@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lgp.config import Config
-from lgp.pipeline import ERROR_FILE, finished
+from lgp.pipeline import finished
+from lgp.results import ERROR_FILE
 
 Compose = Callable[[list[str]], Config]
 """Words -> the checked configuration."""

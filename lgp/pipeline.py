@@ -33,6 +33,7 @@ from lgp.one_edge_study import one_edge_study
 from lgp.refine.log import EditLog
 from lgp.report import print_report, write_report
 from lgp.rerank import LikelihoodRerank, ListwiseRerank, by_encoder, ranking_engine
+from lgp.results import ELSEWHERE, SHARD_FILE
 from lgp.runs import Rerank, evaluate_exact, evaluate_graph
 from lgp.search import QueryDistances
 from lgp.selectors import mean_encoder
@@ -40,13 +41,6 @@ from lgp.stages import Stages
 from lgp.store import MANIFEST, facts, file_digest, write_aside
 from lgp.structure import structure
 from lgp.summary import break_even_lines, graph_lines
-
-ERROR_FILE = "error.txt"
-"""What stopped a job of a sweep."""
-SHARD_FILE = "shard.json"
-"""What a shard's run folder holds instead of results: names of the stages with its decisions."""
-ELSEWHERE = ("run_dir", "store_dir", "tracking", "device", "threads")
-"""Where and how a run is made, which does not change it."""
 
 
 def reranker(stages: Stages) -> Rerank | None:

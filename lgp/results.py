@@ -22,6 +22,12 @@ from lgp.evaluate import MEASURES
 Floats = NDArray[np.float64]
 
 QUERIES_FILE = "queries.jsonl"
+ERROR_FILE = "error.txt"
+"""What stopped a job of a sweep."""
+SHARD_FILE = "shard.json"
+"""What a shard's run folder holds instead of results: names of the stages with its decisions."""
+ELSEWHERE = ("run_dir", "store_dir", "tracking", "device", "threads")
+"""Settings that say where and how a run is made, and do not change it."""
 GRAPHS = ("vanilla", "refined", "exact")
 RANKINGS = ("greedy", "rerank")
 MODES = ("width", "budget", "exact")

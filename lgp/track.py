@@ -18,7 +18,7 @@ from typing import Any
 from lgp.choices import TrackingMode
 from lgp.comparison import comparison_table, headline_value
 from lgp.config import Config, to_plain
-from lgp.results import RANKINGS, Results, read_queries
+from lgp.results import ELSEWHERE, RANKINGS, Results, read_queries
 from lgp.store import digest_of
 
 MEASURES = ("ndcg_at_10", "recall_at_10")
@@ -36,7 +36,6 @@ GAINS = tuple(
 COSTS = ("refine_minutes", "llm_calls", "llm_million_tokens", "edits", "changed_neighborhoods_pct",
          "degree_mean", "unreachable")  # fmt: skip
 """Summary keys of a refined graph, means over graph seeds."""
-ELSEWHERE = ("run_dir", "store_dir", "tracking", "device", "threads")
 
 
 def track(config: Config, run_dir: Path) -> None:

@@ -276,6 +276,9 @@ def test_names_and_missing_jobs(sweep: Path) -> None:
     configs = [{"index": {"max_degree": d}, "run_dir": str(d)} for d in (8, 16)]
     assert run_names(configs, ["a", "a"], ["x", "y"]) == ["max_degree 8", "max_degree 16"]
     assert run_names(configs, ["a", "b"], ["x", "y"]) == ["a, max_degree 8", "b, max_degree 16"]
+    (sweep / "shard").mkdir()
+    for name in ("config.json", "shard.json"):
+        (sweep / "shard" / name).write_text("[]")
     (line,) = missing_jobs([sweep])
     assert line.startswith("3 is missing") and "OSError: disk <full>" in line
 
