@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lgp.comparison import column_mean, paired
+from lgp.config_refine import refined_label
 from lgp.config_tables import SweepConfig, TableConfig
 from lgp.results import Results, read_queries
 from lgp.stats import Comparison, Floats, compare_arrays, compare_groups, holm
@@ -46,7 +47,8 @@ class SweepRun:
     @property
     def main(self) -> str:
         """The graph that the others are controls of, by the name it has in `queries.jsonl`."""
-        return main_label(self.config["refine"])
+        refine = self.config["refine"]
+        return refined_label(refine.get("method", "lgp"), refine["selector"])
 
     def facet(self, name: str) -> str:
         """The value of a facet that is the run's: dataset, sweep, knob or a configuration key.
@@ -107,12 +109,6 @@ class _Measured:
     exact: float
 
 
-def main_label(refine: Mapping[str, Any]) -> str:
-    """The name of the graph that a run's `refine` settings make, as `RefineConfig.label`."""
-    method, selector = str(refine.get("method", "lgp")), str(refine["selector"])
-    return {"lgp": selector, "repair": "repair"}.get(method, f"{selector}+repair")
-
-
 def read_run(sweep: SweepConfig, folder: Path) -> SweepRun:
     """Read the facts of a finished run.
 
@@ -160,18 +156,15 @@ def read_cells(runs: Sequence[SweepRun], table: TableConfig) -> list[Cell]:
         groups.items(), _compare(list(groups.values())), strict=True)])  # fmt: skip
 
 
-def budget_curves(cells: Sequence[Cell]) -> dict[tuple[Key, Key, str], list[tuple[float, float]]]:
-    """(budget, mean) points of every graph, vanilla included, where `budget` is the last row facet;
+def budget_curves(cells: Sequence[Cell]) -> dict[tuple[Key, Key, str], dict[float, float]]:
+    """{budget: mean} of every graph, vanilla included, where `budget` is the last row facet;
     keyed by the rest of the row, the column and the label."""
-    curves: dict[tuple[Key, Key, str], list[tuple[float, float]]] = {}
+    curves: dict[tuple[Key, Key, str], dict[float, float]] = {}
     for cell in (c for c in cells if c.base == "vanilla"):
         rest, budget = cell.row[:-1], float(cell.row[-1])
-        for label, mean in (
-            ("vanilla", cell.comparison.mean_base), (cell.label, cell.comparison.mean_other),
-        ):  # fmt: skip
-            points = curves.setdefault((rest, cell.column, label), [])
-            if label != "vanilla" or budget not in [x for x, _ in points]:
-                points.append((budget, mean))
+        sides = {"vanilla": cell.comparison.mean_base, cell.label: cell.comparison.mean_other}
+        for label, mean in sides.items():
+            curves.setdefault((rest, cell.column, label), {})[budget] = mean
     return curves
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import traceback
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -96,26 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a subcommand or the Hydra application; returns the exit code."""
     listen()
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] == "report":
-        from lgp import report
-
-        return report.main(words[1:])
-    if words and words[0] == "dashboard":
-        from lgp import dashboard
-
-        return dashboard.main(words[1:])
-    if words and words[0] == "refine-index":
-        from lgp import refine_index
-
-        return refine_index.main(words[1:], compose)
-    if words and words[0] == "describe":
-        from lgp import describe
-
-        return describe.main(words[1:], compose)
-    if words and words[0] == "jobs":
-        from lgp import jobs
-
-        return jobs.main(words[1:], compose, _launch)
+    if words and words[0] in SUBCOMMANDS:
+        return _subcommand(words[0], words[1:])
     if words and not words[0].startswith("-") and "=" not in words[0]:
         print(
             f"lgp: {words[0]!r} is neither KEY=VALUE nor a subcommand; subcommands: "
@@ -139,6 +122,13 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigError, ValueError, ModuleNotFoundError, ConnectionError) as error:
         print(f"lgp: {error}", file=sys.stderr)
         return 2
+
+
+def _subcommand(name: str, words: list[str]) -> int:
+    """Run the module of a subcommand; loaded only now, so that each starts with what it needs."""
+    more = {"refine-index": (compose,), "describe": (compose,), "jobs": (compose, _launch)}
+    module = import_module(f"lgp.{name.replace('-', '_')}")
+    return int(module.main(words, *more.get(name, ())))
 
 
 def _launch(words: list[str]) -> int:

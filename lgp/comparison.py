@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lgp.effort import effort_to_reach
 from lgp.results import METRICS, Results
-from lgp.stats import Comparison, budget_to_reach, compare_arrays, holm
+from lgp.stats import Comparison, compare_arrays, holm
 
 Floats = NDArray[np.float64]
 
@@ -178,34 +179,27 @@ def _conclusion(main: str, point: str, controls: Sequence[Row], p: Sequence[floa
 
 
 def _effort_sentences(rows: Sequence[Row]) -> list[str]:
-    own = [r for r in rows if r.mode == "budget" and r.base in (None, "vanilla")]
-    target = next(
-        (r for r in own if r.label == "vanilla" and r.value == headline_value(rows, "budget")), None
-    )
-    if target is None:
+    curves: dict[str, dict[float, float]] = {}
+    for row in rows:
+        if row.mode == "budget" and row.base in (None, "vanilla"):
+            curves.setdefault(row.label, {})[row.value] = row.mean
+    vanilla, budget = curves.pop("vanilla", {}), headline_value(rows, "budget")
+    if budget is None or budget not in vanilla:
         return []
-
-    def needed(label: str) -> tuple[float | None, int]:
-        curve = [r for r in own if r.label == label]
-        values = [r.value for r in curve]
-        return budget_to_reach(values, [r.mean for r in curve], target.mean), min(values)
-
-    # Vanilla may be as good with less: only what it needs itself is a fair yardstick.
-    base, _ = needed("vanilla")
-    assert base is not None
-    goal = f"vanilla's {100 * target.mean:.1f} at budget {target.value}"
-    lines = [f"vanilla itself reaches {goal} with {base:.0f} distances."]
-    for label in dict.fromkeys(r.label for r in own if r.label != "vanilla"):
-        spent, fewest = needed(label)
-        if spent is None:
+    goal = f"vanilla's {100 * vanilla[budget]:.1f} at budget {budget}"
+    itself = effort_to_reach(vanilla, vanilla, budget).vanilla
+    lines = [f"vanilla itself reaches {goal} with {itself:.0f} distances."]
+    for label, curve in curves.items():
+        effort = effort_to_reach(vanilla, curve, budget)
+        if effort.own is None or effort.change_pct is None:
             lines.append(f"{label} does not reach {goal}.")
-        elif spent == fewest:
+        elif effort.or_fewer:
             lines.append(
-                f"{label} reaches it with {spent:.0f} distances or fewer (the fewest run)."
+                f"{label} reaches it with {effort.own:.0f} distances or fewer (the fewest run)."
             )
         else:
-            change = round(100 * (spent / base - 1))
-            lines.append(f"{label} reaches it with {spent:.0f} distances ({change:+d} %).")
+            change = round(effort.change_pct)
+            lines.append(f"{label} reaches it with {effort.own:.0f} distances ({change:+d} %).")
     return lines
 
 

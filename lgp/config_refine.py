@@ -9,6 +9,11 @@ from lgp.config_llm import ConfigError
 from lgp.config_llm import at_least as _at_least
 
 
+def refined_label(method: str, selector: str) -> str:
+    """What a graph refined so is called in results."""
+    return {"lgp": selector, "repair": "repair"}.get(method, f"{selector}+repair")
+
+
 @dataclass
 class RefineConfig:
     method: Method = Method.lgp
@@ -107,8 +112,6 @@ class RefineConfig:
     @property
     def label(self) -> str | None:
         """What the refined graph is called: its selector, `repair`, or both; None = not refined."""
-        if self.method is Method.repair:
-            return "repair"
-        if self.selector is SelectorKind.none:
+        if self.method is not Method.repair and self.selector is SelectorKind.none:
             return None
-        return str(self.selector.value) + ("+repair" if self.method is Method.lgp_repair else "")
+        return refined_label(self.method.value, self.selector.value)

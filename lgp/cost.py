@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from lgp.comparison import Row
 from lgp.config_llm import LlmConfig
+from lgp.effort import budget_to_reach
 from lgp.refine.step import Account
-from lgp.stats import budget_to_reach
 
 DRY_NODES = 8
 """Nodes a dry run asks about, to measure what one costs."""
@@ -154,3 +155,77 @@ def break_even(
             )
         )  # fmt: skip
     return found
+
+
+@dataclass(frozen=True)
+class MeanCost:
+    """What refining some graphs of one selector cost, means over them; None where not known.
+
+    Attributes:
+        seconds: of the stage. nodes: seen by the selector. asked, replayed: prompts.
+        read, written: tokens. waited: seconds in which the stage waited for the model.
+    """
+
+    seconds: float | None
+    nodes: float | None
+    asked: float | None
+    replayed: float | None
+    read: float | None
+    written: float | None
+    waited: float | None
+
+    @property
+    def asked_model(self) -> bool:
+        """Whether a language model was asked, now or earlier."""
+        return bool(self.asked or self.replayed)
+
+    @property
+    def minutes(self) -> float | None:
+        return None if self.seconds is None else self.seconds / 60
+
+    @property
+    def s_a_node(self) -> float | None:
+        """Seconds of the stage per node that the selector saw."""
+        return self.seconds / self.nodes if self.seconds is not None and self.nodes else None
+
+    @property
+    def read_m(self) -> float | None:
+        """Millions of tokens read; None where no model was asked."""
+        return self.read / 1e6 if self.asked_model and self.read is not None else None
+
+    @property
+    def written_m(self) -> float | None:
+        return self.written / 1e6 if self.asked_model and self.written is not None else None
+
+    @property
+    def waiting_pct(self) -> float | None:
+        """Share of the stage spent waiting for the model, %."""
+        if not self.asked_model or self.waited is None or not self.seconds:
+            return None
+        return min(100.0, 100 * self.waited / self.seconds)
+
+
+def mean_cost(graphs: Sequence[Mapping[str, Any]]) -> MeanCost:
+    """The cost of graphs as summary.json describes them."""
+    return MeanCost(
+        *(mean_of(graphs, key) for key in ("seconds", "n_eligible")),
+        *(
+            mean_of(graphs, f"account.{key}")
+            for key in ("asked", "replayed", "tokens", "output_tokens", "seconds")
+        ),
+    )
+
+
+def mean_of(items: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The mean of a number that all items have, a.b for one inside an object; None else."""
+    values = [number_at(item, key) for item in items]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
+
+
+def number_at(item: Mapping[str, Any], key: str) -> float | None:
+    """A number inside JSON objects by its path a.b; None where there is none."""
+    value: Any = item
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)

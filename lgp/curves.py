@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from lgp.cells import Cell, Key
 from lgp.config_tables import TableConfig
-from lgp.figures import graph_styles
+from lgp.figures import draw_series, graph_styles
 from lgp.tables import FACET_NAMES, NAMES
 
 PANELS_A_ROW = 4
@@ -72,35 +72,28 @@ def _panel(
     ax: Axes, points: Sequence[tuple[str, Cell]], styles: dict[str, tuple[str, str]]
 ) -> None:
     values = list(dict.fromkeys(value for value, _ in points))
-    numbers = [_number(value) for value in values]
-    wide = None not in numbers and max(map(float, numbers)) > 8 * max(min(map(float, numbers)), 1)  # type: ignore[arg-type]
-    place = {
-        value: float(number) if wide and number is not None else float(i)
-        for i, (value, number) in enumerate(zip(values, numbers, strict=True))
-    }
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    words = len(numbers) < len(values)  # not on the way to each other: differences, no curves
+    wide = not words and max(numbers) > 8 * max(min(numbers), 1)
+    place = {v: float(v) if wide else float(i) for i, v in enumerate(values)}
     if wide:
         ax.set_xscale("log")
-    words = None in numbers  # not on the way to each other: differences instead of curves
     labels = [label for label in styles if label != "vanilla"]
     for label, (color, marker) in styles.items():
         vanilla = label == "vanilla"
         if vanilla and words:
             continue
-        mine = [(place[v], c) for v, c in points if c.label == (labels[0] if vanilla else label)]
+        shown = [(place[v], c.comparison) for v, c in points
+                 if c.label == (labels[0] if vanilla else label)]  # fmt: skip
         shift = 0.0 if vanilla else labels.index(label) - (len(labels) - 1) / 2
-        for at, cell in mine:
-            c, x = cell.comparison, at * 1.02**shift if wide else at + 0.1 * shift
-            start = 0.0 if words else c.mean_base
-            y = 100 * (start if vanilla else start + c.difference)
-            ax.plot([x], [y], color=color, marker=marker, markersize=3.5)
-            if not vanilla:
-                low, high = 100 * (start + c.low), 100 * (start + c.high)
-                ax.vlines(x, low, high, color=color, linewidth=0.9, alpha=0.5)
-        if not words:
-            xs = [at * 1.02**shift if wide else at + 0.1 * shift for at, _ in mine]
-            ys = [c.comparison.mean_base + (0 if vanilla else c.comparison.difference)
-                  for _, c in mine]  # fmt: skip
-            ax.plot(xs, [100 * y for y in ys], color=color, linewidth=1.3)
+        xs = [at * 1.02**shift if wide else at + 0.1 * shift for at, _ in shown]
+        starts = [0.0 if words else c.mean_base for _, c in shown]
+        both = list(zip(starts, (c for _, c in shown), strict=True))
+        ys = [100 * (start + (0.0 if vanilla else c.difference)) for start, c in both]
+        bars = [None if vanilla else (100 * (start + c.low), 100 * (start + c.high))
+                for start, c in both]  # fmt: skip
+        draw_series(ax, xs, ys, bars, color, marker=marker, markersize=3.5, linewidth=1.3,
+                    linestyle="" if words else "-")  # fmt: skip
     if words:
         ax.axhline(0, color=GREY, linewidth=0.8)
         ax.set_ylabel("points over vanilla")

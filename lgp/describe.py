@@ -7,8 +7,6 @@ Nothing is embedded or built; what is said of models is `lgp.describe_models`'s.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,7 +22,7 @@ from lgp.config import Config, EmbedderConfig
 from lgp.data import Dataset, load_dataset
 from lgp.describe_models import Model, models
 from lgp.evaluate import judged_queries
-from lgp.grids import Grid, markdown, print_grid
+from lgp.grids import Grid, markdown, print_grid, records_csv
 from lgp.packaged import PACKAGED_MODELS, model_path
 from lgp.store import write_aside
 
@@ -222,19 +220,10 @@ def _write(
     folder: Path, rows: Sequence[Benchmark], named: Sequence[Model], grids: Sequence[Grid]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_aside(folder / "benchmarks.csv", _csv([asdict(row) for row in rows]))
-    write_aside(folder / "models.csv", _csv([asdict(row) for row in named]))
+    write_aside(folder / "benchmarks.csv", records_csv([asdict(row) for row in rows]))
+    write_aside(folder / "models.csv", records_csv([asdict(row) for row in named]))
     lines = [line for grid in grids for line in markdown(grid)]
     write_aside(folder / "describe.md", "\n".join(lines))
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows in full precision; what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def benchmark_grid(rows: Sequence[Benchmark]) -> Grid:

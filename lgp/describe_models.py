@@ -6,7 +6,6 @@ and small files are read where they lie here; nothing is loaded, and nothing ask
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from lgp.config import Config, EmbedderConfig
 from lgp.config_llm import LlmConfig
 from lgp.llm import EMBEDDED, model_source
 from lgp.packaged import PACKAGED_MODELS, WORDLLAMA_FILES, packaged_file, source_digest
+from lgp.store import read_object
 from lgp.vectors import embed_precomputed
 
 NOT_LOCAL = "not local"
@@ -294,16 +294,7 @@ def _count_folder(folder: Path) -> int | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where there is none (ValueError: something else)."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); copy it again") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no JSON object; copy it again")
-    return found
+    return read_object(path, "copy it again")
 
 
 def _part(config: dict[str, Any], key: str) -> dict[str, Any]:

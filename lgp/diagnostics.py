@@ -6,12 +6,13 @@ graph seeds; datasets weigh the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from lgp.cells import AVERAGE, SweepRun
+from lgp.cost import mean_cost, number_at
 from lgp.grids import Grid
+from lgp.summary import graphs_by_label
 
 Record = dict[str, str | float]
 
@@ -36,10 +37,10 @@ def structure_records(runs: Sequence[SweepRun]) -> list[Record]:
     """One record per sweep, dataset and graph, then the averages over datasets."""
     records: list[Record] = []
     for run in runs:
-        for label, graphs in _by_label(run).items():
+        for label, graphs in graphs_by_label(run.summary).items():
             record: Record = {"sweep": run.sweep.name, "dataset": run.dataset, "graph": label}
             for name, (key, factor) in STRUCTURE.items():
-                values = [_number(graph, key) for graph in graphs]
+                values = [number_at(graph, key) for graph in graphs]
                 if label == "vanilla" and name == "changed %":
                     values = [0.0]
                 known = [v for v in values if v is not None]
@@ -54,26 +55,19 @@ def cost_records(runs: Sequence[SweepRun]) -> list[Record]:
     a language model; the others' minutes stand beside."""
     records: list[Record] = []
     for run in runs:
-        labels = _by_label(run)
-        minutes = {x: _mean_of(graphs, "seconds", 60) for x, graphs in labels.items()}
+        labels = graphs_by_label(run.summary)
+        vanilla = mean_cost(labels.get("vanilla", [])).minutes
         for label, graphs in labels.items():
             if label == "vanilla":
                 continue
-            accounts = [g["account"] for g in graphs]
-            nodes = fmean(g["n_eligible"] for g in graphs)
+            c = mean_cost(graphs)
+            said = {"vanilla minutes": vanilla, "minutes": c.minutes, "nodes": c.nodes,
+                    "s a node": c.s_a_node}  # fmt: skip
+            if c.asked_model:
+                said |= {"LLM calls": c.asked, "replayed": c.replayed, "read, M tokens": c.read_m,
+                         "written, M tokens": c.written_m, "waiting %": c.waiting_pct}  # fmt: skip
             record: Record = {"sweep": run.sweep.name, "dataset": run.dataset, "graph": label}
-            if minutes.get("vanilla") is not None:
-                record["vanilla minutes"] = float(minutes["vanilla"] or 0)
-            own = float(minutes[label] or 0)
-            record |= {"minutes": own, "nodes": nodes, "s a node": 60 * own / max(nodes, 1)}
-            if any(a["asked"] or a["replayed"] for a in accounts):
-                record["LLM calls"] = fmean(a["asked"] for a in accounts)
-                record["replayed"] = fmean(a["replayed"] for a in accounts)
-                record["read, M tokens"] = fmean(a["tokens"] for a in accounts) / 1e6
-                record["written, M tokens"] = fmean(a["output_tokens"] for a in accounts) / 1e6
-                waited = fmean(a["seconds"] for a in accounts) / 60
-                record["waiting %"] = 100 * waited / max(own, 1e-9)
-            records.append(record)
+            records.append(record | {k: value for k, value in said.items() if value is not None})
     return records
 
 
@@ -87,14 +81,6 @@ def record_grid(title: str, records: Sequence[Record]) -> Grid:
         body=tuple(tuple(_said(record.get(key)) for key in columns) for record in records),
         groups=tuple(int(record.get("dataset") == AVERAGE) for record in records),
     )
-
-
-def _by_label(run: SweepRun) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for graph in run.summary["graphs"]:
-        label = "vanilla" if graph["graph"] == "vanilla" else str(graph["selector"])
-        found.setdefault(label, []).append(graph)
-    return found
 
 
 def _averages(records: Sequence[Record], names: Sequence[str]) -> list[Record]:
@@ -111,18 +97,6 @@ def _averages(records: Sequence[Record], names: Sequence[str]) -> list[Record]:
                     mean[name] = fmean(values)
             found.append(mean)
     return found
-
-
-def _mean_of(graphs: Sequence[Mapping[str, Any]], key: str, unit: float) -> float | None:
-    values = [v for v in (_number(graph, key) for graph in graphs) if v is not None]
-    return fmean(values) / unit if len(values) == len(graphs) else None
-
-
-def _number(graph: Mapping[str, Any], key: str) -> float | None:
-    value: Any = graph
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return None if value is None else float(value)
 
 
 def _said(value: str | float | None) -> str:

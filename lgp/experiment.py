@@ -7,7 +7,6 @@ run folders under `runs/SCALE/SWEEP/`, shared by all tables that need the sweep,
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from lgp.config import Config
 from lgp.config_tables import OneEdgeConfig, SweepConfig, TableConfig, TableKind
 from lgp.curves import draw_curves
 from lgp.diagnostics import Record, cost_records, record_grid, structure_records
-from lgp.grids import Grid, markdown, print_grid
+from lgp.grids import Grid, markdown, print_grid, records_csv
 from lgp.one_edge_study import draw, read_study
 from lgp.paper_numbers import paper_number_grid, paper_numbers
 from lgp.store import write_aside
@@ -178,7 +177,7 @@ def _quality(runs: Sequence[SweepRun], table: TableConfig, folder: Path) -> list
 def _records(runs: Sequence[SweepRun], table: TableConfig, folder: Path) -> list[Grid]:
     make = structure_records if table.kind is TableKind.structure else cost_records
     records = make(runs)
-    _write_records(records, folder / "table.csv")
+    write_aside(folder / "table.csv", records_csv(records))
     return [record_grid(table.title, records)]
 
 
@@ -188,13 +187,5 @@ def _one_edge(runs: Sequence[SweepRun], table: TableConfig, folder: Path) -> lis
     records: list[Record] = [
         {"dataset": dataset, **row} for dataset, rows in studies.items() for row in rows
     ]
-    _write_records(records, folder / "table.csv")
+    write_aside(folder / "table.csv", records_csv(records))
     return [record_grid(table.title, records)]
-
-
-def _write_records(records: Sequence[Record], path: Path) -> None:
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)

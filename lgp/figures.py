@@ -7,6 +7,7 @@ used through its objects only, so that importing or drawing changes no global st
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -122,24 +123,17 @@ def _draw_panel(ax: Axes, rows: Sequence[Row], styles: dict[str, tuple[str, str]
         place = 0.0 if label == "vanilla" else refined.index(label) - (len(refined) - 1) / 2
         shift = span ** (0.007 * place)
         x = [r.value * shift for r in mine]
-        y = [100 * r.mean for r in mine]
+        bars = [
+            None if (c := r.comparison) is None
+            else (100 * (c.mean_base + c.low), 100 * (c.mean_base + c.high))
+            for r in mine
+        ]  # fmt: skip
         vanilla = label == "vanilla"
-        ax.plot(
-            x,
-            y,
-            color=color,
-            marker=marker,
-            markersize=4.2 if vanilla else 4.8,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            linewidth=1.9 if vanilla else 1.4,
-            zorder=3 if vanilla else 4,
-        )
-        for at, row in zip(x, mine, strict=True):
-            c = row.comparison
-            if c is not None:
-                low, high = 100 * (c.mean_base + c.low), 100 * (c.mean_base + c.high)
-                ax.vlines(at, low, high, color=color, linewidth=1.1, alpha=0.55, zorder=2)
+        draw_series(
+            ax, x, [100 * r.mean for r in mine], bars, color, marker=marker,
+            markersize=4.2 if vanilla else 4.8, markeredgecolor="white", markeredgewidth=0.5,
+            linewidth=1.9 if vanilla else 1.4, zorder=3 if vanilla else 4,
+        )  # fmt: skip
     exact = next((r.exact for r in rows if r.exact is not None), None)
     if exact is not None:
         ax.axhline(100 * exact, color="#808080", linestyle="--", linewidth=1.2, zorder=1)
@@ -152,6 +146,21 @@ def _draw_panel(ax: Axes, rows: Sequence[Row], styles: dict[str, tuple[str, str]
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelleft=True)
+
+
+def draw_series(
+    ax: Axes, xs: Sequence[float], ys: Sequence[float],
+    bars: Sequence[tuple[float, float] | None], color: str, **look: Any,
+) -> None:  # fmt: skip
+    """Draw a graph's points, and a bar from low to high at each that has one.
+
+    Args:
+        look: of points and line, as matplotlib's `plot` takes it.
+    """
+    ax.plot(xs, ys, color=color, **look)
+    for x, bar in zip(xs, bars, strict=True):
+        if bar is not None:
+            ax.vlines(x, *bar, color=color, linewidth=1.1, alpha=0.55, zorder=2)
 
 
 def graph_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lgp.cells import main_label
 from lgp.comparison import Row, comparison_table
+from lgp.config_refine import refined_label
 from lgp.results import ELSEWHERE, ERROR_FILE, QUERIES_FILE, SHARD_FILE, Results
+from lgp.store import read_object
 
 PAGE_METRICS = ("ndcg_at_10", "recall_at_10")
+AGAIN = "run again or delete it"
 _ABSENT = "none"
 # Last parts of keys that say nothing without the first.
 _PLAIN_KEYS = ("kind", "model", "name", "mode")
@@ -71,7 +73,7 @@ def gather(results: Mapping[Path, Results], main: str | None, metric: str) -> li
     """
     paths = sorted(results)
     files = {
-        path: [_read(path / f"{x}.json") for x in ("config", "summary", "versions")]
+        path: [read_object(path / f"{x}.json", AGAIN) for x in ("config", "summary", "versions")]
         for path in paths
     }
     root = common_parent(paths) if len(paths) > 1 else paths[0].resolve().parent
@@ -182,20 +184,8 @@ def _main_of(config: Mapping[str, Any], results: Results) -> str | None:
     refine = config.get("refine")
     if not isinstance(refine, dict) or not refine.get("controls"):
         return None
-    own = main_label(refine)
+    own = refined_label(refine.get("method", "lgp"), refine["selector"])
     return own if own in results.labels()[1:] else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); run again or delete it") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no JSON object; run again or delete it")
-    return found
 
 
 def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -1,10 +1,13 @@
-"""Tables of text: printed on a terminal of any width, or written as Markdown.
+"""Tables of text: printed on a terminal of any width, or written as Markdown; records as CSV.
 
 Numbers come rounded already; here is only layout.
 """
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -80,3 +83,14 @@ def markdown(grid: Grid) -> list[str]:
 
     rule = ["---" if name in LEFT else "---:" for name in grid.columns]
     return [f"### {grid.title}", "", line(grid.columns), line(rule), *map(line, grid.body), ""]
+
+
+def records_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV, unrounded; their keys, in order of appearance, are the columns, and what a
+    record lacks is empty."""
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()

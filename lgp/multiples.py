@@ -19,6 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lgp.figures import draw_series
+
 Record = Mapping[str, Any]
 Styles = Mapping[str, tuple[str, str]]
 GREY, FAINT = "#7b8490", "#7b849055"
@@ -47,12 +49,13 @@ def curve_panel(records: Sequence[Record], styles: Styles) -> Figure:
             mine = sorted((r for r in records if r["graph"] == label), key=lambda r: r["value"])
             place = 0.0 if label == "vanilla" else refined.index(label) - (len(refined) - 1) / 2
             xs = [r["value"] * 1.02**place for r in mine]
-            ys = [r["mean"] for r in mine]
-            ax.plot(xs, ys, color=color, marker=marker, markersize=3.6, linewidth=1.3)
-            for x, r in zip(xs, mine, strict=True):
-                if r.get("low") is not None:
-                    ends = r["base_mean"] + r["low"], r["base_mean"] + r["high"]
-                    ax.vlines(x, *ends, color=color, linewidth=1, alpha=0.5)
+            bars = [
+                None if r.get("low") is None
+                else (r["base_mean"] + r["low"], r["base_mean"] + r["high"])
+                for r in mine
+            ]  # fmt: skip
+            draw_series(ax, xs, [r["mean"] for r in mine], bars, color, marker=marker,
+                        markersize=3.6, linewidth=1.3)  # fmt: skip
         exact = next((r["exact"] for r in records if r.get("exact") is not None), None)
         if exact is not None:
             ax.axhline(exact, color=GREY, linestyle="--", linewidth=1)

@@ -19,10 +19,12 @@ from tqdm import tqdm
 
 from lgp.config_tables import OneEdgeConfig
 from lgp.graph import Graph
+from lgp.grids import records_csv
 from lgp.one_edge import OneEdge, study
 from lgp.runs import Collection
 from lgp.search import QueryDistances
 from lgp.stats import paired_interval
+from lgp.store import write_aside
 
 log = logging.getLogger(__name__)
 
@@ -138,11 +140,8 @@ def one_edge_study(
             "nodes before; lower them or take a larger collection"
         )
     table = rows(results)
-    with open(folder / "one_edge.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-    (folder / "one_edge.md").write_text(markdown(table), encoding="utf-8")
+    write_aside(folder / "one_edge.csv", records_csv(table))
+    write_aside(folder / "one_edge.md", markdown(table))
     draw({collection.dataset.name: table}, settings, folder / "one_edge.png")
 
 

@@ -7,7 +7,6 @@ files is escaped.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lgp import page_records as records
 from lgp.comparison import sentences
 from lgp.figures import METRIC_NAMES, RANKING_NAMES, graph_styles
 from lgp.gather import PageRun, gather, missing_jobs, page_metrics
-from lgp.grids import Grid
+from lgp.grids import Grid, records_csv
 from lgp.page_columns import (
     AVERAGES,
     COST,
@@ -226,11 +225,7 @@ def _standalone(text: str) -> str:
 
 
 def _write_table(table: Table, folder: Path) -> None:
-    keys = list(dict.fromkeys(key for record in table.records for key in record))
-    with open(folder / f"{table.name}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, keys, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table.records)
+    write_aside(folder / f"{table.name}.csv", records_csv(table.records))
     body = tuple(
         tuple(cell_text(record.get(key), form) for key, _, form in table.columns)
         for record in table.records

@@ -7,18 +7,19 @@ rounding are left to `lgp.page`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from lgp.averages import average_rows
 from lgp.cells import SweepRun
 from lgp.comparison import Row, headline_value, outcome
 from lgp.config_tables import SweepConfig
-from lgp.cost import Prices
+from lgp.cost import Prices, mean_cost, mean_of
 from lgp.diagnostics import structure_records
+from lgp.effort import effort_to_reach
 from lgp.gather import PageRun, shown
 from lgp.paper_numbers import paper_numbers
-from lgp.stats import budget_to_reach, holm
+from lgp.stats import holm
+from lgp.summary import graphs_by_label
 
 Record = dict[str, Any]
 MODES = ("width", "budget")
@@ -113,25 +114,21 @@ def effort_records(runs: Sequence[PageRun]) -> list[Record]:
     for run in runs:
         for (ranking, metric), rows in run.tables.items():
             own = [r for r in rows if r.mode == "budget" and r.base in (None, "vanilla")]
-            curves: dict[str, dict[int, float]] = {}
+            curves: dict[str, dict[float, float]] = {}
             for row in own:
                 curves.setdefault(row.label, {})[row.value] = row.mean
-            budget, vanilla = headline_value(rows, "budget"), curves.get("vanilla", {})
-            if budget not in vanilla:
+            budget, vanilla = headline_value(rows, "budget"), curves.pop("vanilla", {})
+            if budget is None or budget not in vanilla:
                 continue
-            base = budget_to_reach(list(vanilla), list(vanilla.values()), vanilla[budget])
-            assert base is not None
             for label, curve in curves.items():
-                if label == "vanilla":
-                    continue
-                spent = budget_to_reach(list(curve), list(curve.values()), vanilla[budget])
+                effort = effort_to_reach(vanilla, curve, budget)
                 records.append(
                     {
                         **{"run": run.name, "ranking": ranking, "metric": metric},
                         **{"graph": shown(label), "budget": budget},
-                        **{"quality": 100 * vanilla[budget], "vanilla_needs": base},
-                        **{"needs": spent, "or_fewer": spent == min(curve)},
-                        "change_pct": None if spent is None else 100 * (spent / base - 1),
+                        **{"quality": 100 * vanilla[budget], "vanilla_needs": effort.vanilla},
+                        **{"needs": effort.own, "or_fewer": effort.or_fewer},
+                        "change_pct": effort.change_pct,
                     }
                 )
     return records
@@ -161,29 +158,24 @@ def cost_records(runs: Sequence[PageRun]) -> list[Record]:
     records: list[Record] = []
     for run in runs:
         prices = Prices(**run.summary.get("prices", {}))
-        graphs = [g for g in run.summary.get("graphs", []) if g.get("graph") == "refined"]
-        for selector in dict.fromkeys(g["selector"] for g in graphs):
-            own = [g for g in graphs if g["selector"] == selector]
-            accounts = [g.get("account", {}) for g in own]
-            seconds, nodes = _mean(own, "seconds"), _mean(own, "n_eligible")
-            asked, replayed = _mean(accounts, "asked"), _mean(accounts, "replayed")
-            record: Record = {"run": run.name, "graph": shown(selector), "seeds": len(own)}
-            record |= {"nodes": nodes, "edits": _mean(own, "n_edits")}
-            record |= {"surviving": _mean(own, "n_edits_surviving")}
-            record["minutes"] = None if seconds is None else seconds / 60
-            record["s_a_node"] = seconds / nodes if seconds is not None and nodes else None
-            record |= {"calls": asked, "replayed": replayed}
-            read, written = _mean(accounts, "tokens"), _mean(accounts, "output_tokens")
-            used = bool(asked or replayed)
-            record["read_m"] = read / 1e6 if used and read is not None else None
-            record["written_m"] = written / 1e6 if used and written is not None else None
-            waited = _mean(accounts, "seconds")
-            record["waiting_pct"] = None
-            if used and waited is not None and seconds:
-                record["waiting_pct"] = min(100.0, 100 * waited / seconds)
-            record["price"] = prices.of(read or 0, written or 0) if used else None
-            record["currency"] = shown(prices.currency)
-            records.append(record)
+        for label, graphs in graphs_by_label(run.summary).items():
+            if label == "vanilla":
+                continue
+            c = mean_cost(graphs)
+            records.append(
+                {
+                    **{"run": run.name, "graph": shown(label), "seeds": len(graphs)},
+                    **{"nodes": c.nodes, "edits": mean_of(graphs, "n_edits")},
+                    "surviving": mean_of(graphs, "n_edits_surviving"),
+                    **{"minutes": c.minutes, "s_a_node": c.s_a_node},
+                    **{"calls": c.asked, "replayed": c.replayed},
+                    "read_m": c.read_m,
+                    "written_m": c.written_m,
+                    "waiting_pct": c.waiting_pct,
+                    "price": prices.of(c.read or 0, c.written or 0) if c.asked_model else None,
+                    "currency": shown(prices.currency),
+                }
+            )
     return records
 
 
@@ -227,11 +219,6 @@ def _quality(run: PageRun, ranking: str, metric: str, row: Row, headline: bool) 
 
 def _scaled(fraction: float | None) -> float | None:
     return None if fraction is None or fraction != fraction else 100 * fraction
-
-
-def _mean(items: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [float(item[key]) for item in items if item.get(key) is not None]
-    return fmean(values) if values and len(values) == len(items) else None
 
 
 def _text(source: Mapping[str, Any], *keys: str) -> str | None:

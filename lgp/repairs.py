@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lgp.choices import LatentQueries, Method
-from lgp.config import Config
+from lgp.choices import LatentQueries
+from lgp.config import Config, to_plain
 from lgp.config_llm import ConfigError
 from lgp.config_repair import RepairConfig
 from lgp.dataset import Dataset
@@ -37,7 +37,7 @@ from lgp.latent import (
 from lgp.refine.log import Edits
 from lgp.refine.repair import RepairSettings, repair
 from lgp.search import query_blocks
-from lgp.store import Store, digest_of, file_digest
+from lgp.store import Store, digest_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Latent:
     written: Written | None
 
 
+_READERS = (LatentQueries.train, LatentQueries.log, LatentQueries.lgp)
+"""Sources that are files."""
+
+
 def repair_settings(c: RepairConfig) -> RepairSettings:
     """The knobs of the algorithm."""
     return RepairSettings(
@@ -65,21 +69,18 @@ def repair_inputs(config: Config, texts: str) -> dict[str, Any]:
 
     Args:
         texts: digest of titles and bodies.
+    Raises:
+        DataError: a file or split of queries that cannot be read.
     """
-    c, llm = config.repair, config.llm
-    if config.refine.method is Method.lgp:
-        return {}
-    plain: dict[str, Any] = {
-        name: value for name, value in vars(c).items() if name not in ("queries", "source", "file")
+    c, llm, prompt = config.repair, config.llm, config.prompt
+    found: dict[str, Any] = {
+        "method": config.refine.method.value,
+        "texts": texts,
+        "repair": to_plain(c) | {"file": None},
+        "embedder": to_plain(config.embedder),  # of the queries; the documents' may be the same
+        "read": digest_of([_read(config, source) for source in c.queries if source in _READERS]),
     }
-    found = {"method": config.refine.method.value, "texts": texts, "repair": plain}
-    plain |= {"queries": [q.value for q in c.queries], "source": c.source.value}
-    if c.file is not None:
-        found["file"] = file_digest(Path(c.file)) if Path(c.file).is_file() else "absent"
-    if LatentQueries.train in c.queries:
-        found["collection"] = config.dataset.path
     if LatentQueries.llm in c.queries:
-        prompt = config.prompt
         found["llm"] = {
             "model": engine_model(llm), "batch_tokens": llm.batch_tokens,
             "system": prompt.query_system, "user": prompt.query_user,
@@ -109,16 +110,8 @@ def gather(
         elif source is LatentQueries.llm:
             written = _written(config, [dataset.texts[row] for row in rows], answers, device)
             texts = [text for queries in written.queries for text in queries]
-        elif source is LatentQueries.train:
-            if config.dataset.path is None:
-                raise ConfigError(
-                    f"repair.queries=train with dataset={config.dataset.kind.value}: only a folder "
-                    "in BEIR layout has splits; drop it"
-                )
-            texts = read_split_queries(Path(config.dataset.path), c.split)
         else:
-            assert c.file is not None
-            texts = read_query_file(Path(c.file))
+            texts = _read(config, source)
         for text in texts:
             if text and text not in found:
                 found[text] = None
@@ -129,6 +122,19 @@ def gather(
             "documents have no such text); name another source"
         )
     return Latent(list(found), dict(counts), written)
+
+
+def _read(config: Config, source: LatentQueries) -> list[str]:
+    """The queries of a source that is a file (ConfigError, DataError: it cannot be read)."""
+    c, folder = config.repair, config.dataset.path
+    if source is not LatentQueries.train:
+        return read_query_file(Path(str(c.file)))
+    if folder is None:
+        raise ConfigError(
+            f"repair.queries=train with dataset={config.dataset.kind.value}: only a folder in BEIR "
+            "layout has splits; drop it"
+        )
+    return read_split_queries(Path(folder), c.split)
 
 
 def repaired(

@@ -128,37 +128,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def budget_to_reach(
-    budgets: Sequence[float], means: Sequence[float], target: float
-) -> float | None:
-    """Find the smallest budget at which a curve reaches `target`.
-
-    The curve is the running maximum of the means (more budget is never a loss), linear between
-    points.
-
-    Returns:
-        A budget; the smallest one measured if the target is met there, since nothing is known below
-        it; None if the curve never reaches the target.
-    Raises:
-        ValueError: lengths differ, no points, or a budget given twice.
-    """
-    if len(budgets) != len(means) or not budgets or len(set(budgets)) < len(budgets):
-        raise ValueError(
-            f"{len(budgets)} budgets {list(budgets)[:8]} against {len(means)} means; "
-            "give one mean for each of one or more different budgets"
-        )
-    order = np.argsort(budgets)
-    x = np.asarray(budgets, dtype=np.float64)[order]
-    y = np.maximum.accumulate(np.asarray(means, dtype=np.float64)[order])
-    reached = np.flatnonzero(y >= target)
-    if not len(reached):
-        return None
-    i = int(reached[0])
-    if i == 0:
-        return float(x[0])
-    return float(x[i - 1] + (target - y[i - 1]) / (y[i] - y[i - 1]) * (x[i] - x[i - 1]))
-
-
 def compare(
     base: Mapping[str, Sequence[float]],
     other: Mapping[str, Sequence[float]],

@@ -140,6 +140,25 @@ def facts(stage: Path) -> dict[str, Any]:
     return found
 
 
+def read_object(path: Path, way_out: str) -> dict[str, Any]:
+    """A JSON object from a file; empty where there is no file.
+
+    Args:
+        way_out: what to do about a file that holds something else, for the error.
+    Raises:
+        ValueError: the file is not JSON, or no object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); {way_out}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object; {way_out}")
+    return found
+
+
 def write_aside(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old or the new one, never a part."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")

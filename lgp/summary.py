@@ -66,6 +66,15 @@ def graph_lines(run_dir: Path) -> list[str]:
     return lines
 
 
+def graphs_by_label(summary: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """The graphs of a summary, one per graph seed, by the names they have in results."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for graph in summary.get("graphs", []):
+        label = "vanilla" if graph["graph"] == "vanilla" else str(graph["selector"])
+        found.setdefault(label, []).append(graph)
+    return found
+
+
 def structure_clause(structure: Mapping[str, Any]) -> str:
     """How well connected a graph is, in a few words (`lgp.structure`)."""
     return (

@@ -14,9 +14,9 @@ from pathlib import Path
 from lgp.cells import AVERAGE, Cell, Key, budget_curves
 from lgp.comparison import P_LEVEL
 from lgp.config_tables import TableConfig
+from lgp.effort import effort_to_reach
 from lgp.figures import METRIC_NAMES
 from lgp.grids import Grid
-from lgp.stats import budget_to_reach
 
 NAMES = METRIC_NAMES | {"greedy": "Greedy", "rerank": "Reranked"}
 FACET_NAMES = {"budget": "distances"}
@@ -64,24 +64,19 @@ def effort_grid(cells: Sequence[Cell], table: TableConfig) -> Grid | None:
     None where the last row facet is not `budget`."""
     if table.rows[-1:] != ["budget"]:
         return None
-    curves = budget_curves(cells)
     body = []
-    for (rest, column, label), points in curves.items():
+    curves = budget_curves(cells)
+    for (rest, column, label), curve in curves.items():
         if label == "vanilla":
             continue
-        values, means = (list(x) for x in zip(*points, strict=True))
-        own_values, own = (list(x) for x in zip(*curves[rest, column, "vanilla"], strict=True))
-        for target, budget in zip(own, own_values, strict=True):
-            # Vanilla may be as good with less: what it needs itself is the fair yardstick.
-            base = budget_to_reach(own_values, own, target)
-            spent = budget_to_reach(values, means, target)
-            assert base is not None
-            text = "never" if spent is None else f"{spent:.0f}"
-            if spent is not None and spent == min(values):
-                text = f"{text} or fewer"
-            change = "-" if spent is None else f"{100 * (spent / base - 1):+.0f} %"
+        vanilla = curves[rest, column, "vanilla"]
+        for budget, target in vanilla.items():
+            effort = effort_to_reach(vanilla, curve, budget)
+            text = "never" if effort.own is None else f"{effort.own:.0f}"
+            text += " or fewer" if effort.or_fewer else ""
+            change = "-" if effort.change_pct is None else f"{effort.change_pct:+.0f} %"
             body.append((*rest, _name(column), label, f"{budget:.0f}", f"{100 * target:.1f}",
-                         f"{base:.0f}", text, change))  # fmt: skip
+                         f"{effort.vanilla:.0f}", text, change))  # fmt: skip
     return Grid(
         title="Distances to reach vanilla's quality at a budget",
         columns=(

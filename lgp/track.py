@@ -10,16 +10,17 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from lgp.choices import TrackingMode
-from lgp.comparison import comparison_table, headline_value
+from lgp.comparison import Row, comparison_table, headline_value
 from lgp.config import Config, to_plain
+from lgp.cost import mean_cost, mean_of
 from lgp.results import ELSEWHERE, RANKINGS, Results, read_queries
 from lgp.store import digest_of
+from lgp.summary import graphs_by_label
 
 MEASURES = ("ndcg_at_10", "recall_at_10")
 SERIES = (
@@ -52,6 +53,8 @@ def track(config: Config, run_dir: Path) -> None:
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     versions = json.loads((run_dir / "versions.json").read_text(encoding="utf-8"))
     plain = to_plain(config)
+    graphs = graphs_by_label(summary)
+    tables = {x: comparison_table(results, "ndcg_at_10", x) for x in results.rankings()}
     facts = {"dataset_name": summary["dataset"], "versions": versions} | slurm_job(os.environ)
     for label in results.labels():
         run = wandb.init(
@@ -71,13 +74,13 @@ def track(config: Config, run_dir: Path) -> None:
         )
         for row in series(results, label):
             run.log(row)
-        run.summary.update(outcome(results, summary, label))
+        run.summary.update(outcome(tables, graphs.get(label, []), label))
         columns, lines = metrics_of(run_dir, label)
         run.log({"metrics": wandb.Table(columns=columns, data=lines)})
         if label == "vanilla":  # of the whole folder, once
             for figure in sorted(run_dir.glob("*.png")):
                 run.log({figure.stem: wandb.Image(str(figure))})
-        for kind, digest, path in artifacts(config, summary, run_dir, label):
+        for kind, digest, path in artifacts(config, graphs.get(label, []), run_dir, label):
             artifact = wandb.Artifact(f"{kind}-{digest[:16]}", kind, metadata={"sha256": digest})
             artifact.add_file(str(path))
             run.log_artifact(artifact)
@@ -111,11 +114,16 @@ def series(results: Results, label: str) -> Iterator[dict[str, float]]:
             yield row
 
 
-def outcome(results: Results, summary: Mapping[str, Any], label: str) -> dict[str, float]:
-    """A graph's summary: gains with intervals at the headline points, edits, structure, cost."""
+def outcome(
+    tables: Mapping[str, Sequence[Row]], graphs: Sequence[Mapping[str, Any]], label: str
+) -> dict[str, float]:
+    """A graph's summary: gains with intervals at the headline points, edits, structure, cost.
+
+    Args:
+        tables: NDCG@10 against vanilla by ranking. graphs: the label's, one per graph seed.
+    """
     found: dict[str, float] = {}
-    for ranking in results.rankings():
-        rows = comparison_table(results, "ndcg_at_10", ranking)
+    for ranking, rows in tables.items():
         for mode in ("width", "budget"):
             value = headline_value(rows, mode)
             for row in (r for r in rows if (r.mode, r.value, r.label) == (mode, value, label)):
@@ -125,22 +133,17 @@ def outcome(results: Results, summary: Mapping[str, Any], label: str) -> dict[st
                               f"{key}_high": 100 * c.high, f"{key}_p": c.p}  # fmt: skip
                 if row.exact is not None:
                     found[f"exact_{ranking}_ndcg_at_10"] = 100 * row.exact
-    name = "none" if label == "vanilla" else label
-    graphs = [g for g in summary["graphs"] if g["selector"] == name]
-    keys = {"edits": "n_edits", "degree_mean": "degree_mean", "unreachable": "n_unreachable"}
-    for key, where in keys.items():
-        if graphs and all(where in g for g in graphs):
-            found[key] = fmean(g[where] for g in graphs)
+    said = {"edits": mean_of(graphs, "n_edits"), "degree_mean": mean_of(graphs, "degree_mean"),
+            "unreachable": mean_of(graphs, "n_unreachable")}  # fmt: skip
     if label != "vanilla" and graphs:
-        accounts = [g["account"] for g in graphs]
-        tokens = [a["tokens"] + a.get("output_tokens", 0) for a in accounts]
-        found |= {
-            "refine_minutes": fmean(g["seconds"] for g in graphs) / 60,
-            "llm_calls": fmean(a["asked"] for a in accounts),
-            "llm_million_tokens": fmean(tokens) / 1e6,
-            "changed_neighborhoods_pct": 100 * fmean(g["changed_neighborhoods"] for g in graphs),
+        cost = mean_cost(graphs)
+        said |= {
+            "refine_minutes": cost.minutes,
+            "llm_calls": cost.asked,
+            "llm_million_tokens": ((cost.read or 0) + (cost.written or 0)) / 1e6,
+            "changed_neighborhoods_pct": 100 * (mean_of(graphs, "changed_neighborhoods") or 0),
         }
-    return found
+    return found | {key: value for key, value in said.items() if value is not None}
 
 
 def metrics_of(run_dir: Path, label: str) -> tuple[list[str | int], list[list[str]]]:
@@ -153,13 +156,10 @@ def metrics_of(run_dir: Path, label: str) -> tuple[list[str | int], list[list[st
 
 
 def artifacts(
-    config: Config, summary: Mapping[str, Any], run_dir: Path, label: str
+    config: Config, graphs: Sequence[Mapping[str, Any]], run_dir: Path, label: str
 ) -> Iterator[tuple[str, str, Path]]:
     """(kind, sha256, file) of a label's graphs and edit logs, as far as the files are there."""
-    name = "none" if label == "vanilla" else label
-    for graph in summary["graphs"]:
-        if graph["selector"] != name:
-            continue
+    for graph in graphs:
         path = Path(config.store_dir) / str(graph.get("stage")) / "graph.safetensors"
         if path.is_file():
             yield "graph", graph["graph_sha256"], path

@@ -374,7 +374,7 @@ def test_bad_input_is_told_with_a_way_out(
     (tmp_path / "model").mkdir()
     words = ["embedder=hf", f"embedder.model={tmp_path}/model"]
     (tmp_path / "model" / "config.json").write_text("{")
-    assert "config.json is no JSON" in refused(capsys, *words)
+    assert "config.json is not JSON" in refused(capsys, *words)
     (tmp_path / "model" / "config.json").write_text("[]")
     assert "holds no JSON object" in refused(capsys, *words)
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lgp.choices import RepairSource, VictimRule
-from lgp.cli import main
+from lgp.cli import compose, main
 from lgp.distance import Metric, Points, exact_knn
 from lgp.graph import Graph, load_graph, validate
 from lgp.hnsw_file import load_hnsw
@@ -20,7 +20,9 @@ from lgp.points import make_points
 from lgp.refine.log import EditLog, Reason, apply_edits, undo_edits
 from lgp.refine.repair import RepairSettings, decisions_of, miss_rate, repair
 from lgp.refine.replace import choose_victim
+from lgp.repairs import repair_inputs
 from lgp.search import QueryDistances, best_seen, walk
+from lgp.store import digest_of
 from lgp.vamana import VamanaSettings, build_vamana
 
 
@@ -235,6 +237,17 @@ def test_repaired_graphs_depend_on_what_they_are_made_of(tmp_path: Path) -> None
     log.write_text("kapida losune\nbavoti\n")
     changed = run(tmp_path, "repair.width=5", "repair.queries=[log]", f"repair.file={log}")
     assert len({first["stage"], *stages, changed["graphs"][1]["stage"]}) == 5
+
+
+def test_a_repair_depends_on_how_its_queries_are_embedded() -> None:
+    """Document vectors may be equal where query vectors are not."""
+    line = ["refine=repair", "embedder=hf", "embedder.model=minilm"]
+    plain, told = (
+        repair_inputs(compose([*line, *more]), "texts")
+        for more in ([], ["embedder.query_template='query: {text}'"])
+    )
+    assert digest_of(plain) != digest_of(told)
+    assert digest_of(plain) == digest_of(repair_inputs(compose(line), "texts"))
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lgp.stats import (
-    budget_to_reach,
-    compare,
-    compare_arrays,
-    holm,
-    paired_interval,
-    paired_intervals,
-    sign_flip_p,
-)
+from lgp.effort import budget_to_reach
+from lgp.stats import compare, compare_arrays, holm, paired_interval, paired_intervals, sign_flip_p
 
 
 def slow_interval(difference: np.ndarray, resamples: int, level: float) -> tuple[float, float]:
