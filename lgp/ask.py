@@ -9,7 +9,7 @@ forms the same batches as one that was not (DESIGN section 9).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,6 +84,23 @@ class Asked:
     @property
     def replayed(self) -> int:
         return len(self.answers) - len(self.fresh)
+
+
+def answer_tokens(answer: Mapping[str, Any]) -> int:
+    """Tokens read and written for an engine's answer."""
+    return int(answer["prompt_tokens"]) + int(answer.get("output_tokens", 0))
+
+
+def first_uses(keys: Sequence[str], tokens: Sequence[int], seen: set[str]) -> int:
+    """Summed tokens of the answers that are used for the first time, replayed or not: what they
+    cost whoever has no log.
+
+    Args:
+        tokens: read and written for each key's answer. seen: keys used before; grows by the new.
+    """
+    new = {key: count for key, count in zip(keys, tokens, strict=True) if key not in seen}
+    seen.update(new)
+    return sum(new.values())
 
 
 def ask_all(

@@ -162,7 +162,13 @@ class When(Enum):
 
 
 class NodeOrder(Enum):
+    """Which nodes are asked about first under a budget (beta < 1); ours."""
+
     random = "random"
+    traffic = "traffic"  # that searches for latent queries pass most often
+    blind_spots = "blind_spots"  # that such searches should return and most often do not
+    in_degree = "in_degree"  # that most edges point to
+    low_in_degree = "low_in_degree"
 
 
 class ShortlistRule(Enum):

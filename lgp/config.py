@@ -19,7 +19,9 @@ from lgp.choices import (
     Fusion,
     IndexKind,
     Instruction,
+    LatentQueries,
     LlmMode,
+    Method,
     MetricName,
     Pooling,
     RerankKind,
@@ -235,6 +237,7 @@ class Config:
         if SelectorKind.llm in (self.refine.selector, *self.refine.controls):
             self._check_llm()
         self._check_rerank()
+        self._check_repair()
         if self.one_edge.enabled and layered:
             raise ConfigError(
                 "one_edge.enabled=true with index.kind=hnsw: it has no single flat graph to "
@@ -249,6 +252,19 @@ class Config:
             raise ConfigError(
                 f"prompt={self.prompt.name} has no selection templates, which llm.mode="
                 f"{self.llm.mode.value} needs; choose prompt=general or prompt=paper"
+            )
+
+    def _check_repair(self) -> None:
+        if (
+            self.refine.method is Method.repair
+            and self.refine.node_budget < 1
+            and LatentQueries.llm not in self.repair.queries
+        ):
+            said = [q.value for q in self.repair.queries]
+            raise ConfigError(
+                f"refine.node_budget={self.refine.node_budget} with refine.method=repair and "
+                f"repair.queries={said}: nothing is asked that could be rationed; drop it, or "
+                "add llm to repair.queries"
             )
 
     def _check_rerank(self) -> None:

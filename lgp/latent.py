@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lgp.answers import AnswerLog
-from lgp.ask import Engine, ask_all
+from lgp.ask import Engine, answer_tokens, ask_all, first_uses
 from lgp.beir import DataError, find_file, read_lines, read_qrels, read_records
 from lgp.config_llm import PromptConfig
 from lgp.prompts import Chat, Piece, clean, fill
@@ -38,15 +40,20 @@ class Written:
 
     Attributes:
         queries: per document, those that could be used. unusable: documents without any.
-        tokens, output_tokens: read and written now, replayed answers left out.
+        repeated: queries that stand for several documents, which says nothing about any of them.
+        asked, replayed: prompts. tokens, output_tokens: read and written now, replayed answers
+            left out. used_tokens: of all answers. seconds: waited for the model.
     """
 
     queries: list[tuple[str, ...]]
     unusable: int
+    repeated: int
     asked: int
     replayed: int
     tokens: int
     output_tokens: int
+    used_tokens: int
+    seconds: float
 
 
 def first_sentence(body: str) -> str:
@@ -146,6 +153,8 @@ def ask_queries(
     prompts = [engine.encode(query_chat(prompt, text, n)) for text in shown]
     keys = [digest_of([engine.identity, "queries", engine.decoding, p.content]) for p in prompts]
 
+    start = time.perf_counter()
+
     def ask(places: list[int]) -> Sequence[Any]:
         return engine.generate([prompts[i] for i in places])
 
@@ -153,13 +162,17 @@ def ask_queries(
     asked = ask_all(answers, keys, sizes, engine.batch_tokens, ask, "llm queries", progress)
     found = [read_written(answer["text"], n) for answer in asked.answers]
     fresh = [asked.answers[at] for at in asked.fresh]
+    times = Counter(query for queries in found for query in queries)
     return Written(
         found,
-        sum(not queries for queries in found),
-        len(fresh),
-        asked.replayed,
-        sum(answer["prompt_tokens"] for answer in fresh),
-        sum(answer.get("output_tokens", 0) for answer in fresh),
+        unusable=sum(not queries for queries in found),
+        repeated=sum(count > 1 for count in times.values()),
+        asked=len(fresh),
+        replayed=asked.replayed,
+        tokens=sum(answer["prompt_tokens"] for answer in fresh),
+        output_tokens=sum(answer.get("output_tokens", 0) for answer in fresh),
+        used_tokens=first_uses(keys, list(map(answer_tokens, asked.answers)), set()),
+        seconds=time.perf_counter() - start,
     )
 
 

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lgp.choices import LatentQueries
@@ -23,6 +25,7 @@ from lgp.dataset import Dataset
 from lgp.distance import Points
 from lgp.embeddings import query_vectors
 from lgp.engines import answer_log, engine_model, make_engine
+from lgp.graph import Graph
 from lgp.hnsw import Hnsw, descend
 from lgp.index import Index, base_layer
 from lgp.latent import (
@@ -89,11 +92,25 @@ def repair_inputs(config: Config, texts: str) -> dict[str, Any]:
     return found
 
 
+def without_model(config: Config) -> Config:
+    """The same with no query source that asks a language model; titles and first sentences where
+    it was the only one."""
+    free: list[LatentQueries] = [
+        source for source in config.repair.queries if source is not LatentQueries.llm
+    ]
+    if not free:
+        free += [LatentQueries.title, LatentQueries.first_sentence]
+    return replace(config, repair=replace(config.repair, queries=free))
+
+
 def gather(
-    config: Config, dataset: Dataset, rows: Sequence[int], answers: Path, device: str
-) -> Latent:
+    config: Config, dataset: Dataset, rows: Sequence[int], answers: Path, device: str,
+    asked: Sequence[bool] | None = None,
+) -> Latent:  # fmt: skip
     """The latent queries of the documents at some rows (the first of each node).
 
+    Args:
+        asked: by row, whether a language model may be asked about it; None = all.
     Raises:
         ConfigError: a source that the collection cannot give.
         DataError: a file or split that cannot be read; no query at all.
@@ -108,7 +125,8 @@ def gather(
         elif source is LatentQueries.first_sentence:
             texts = [first_sentence(dataset.bodies[row]) for row in rows]
         elif source is LatentQueries.llm:
-            written = _written(config, [dataset.texts[row] for row in rows], answers, device)
+            kept = list(rows if asked is None else compress(rows, asked))
+            written = _written(config, [dataset.texts[row] for row in kept], answers, device)
             texts = [text for queries in written.queries for text in queries]
         else:
             texts = _read(config, source)
@@ -152,7 +170,7 @@ def repaired(
     vectors = query_vectors(store, latent.texts, config.embedder, device).to(points.device)
     own, aside = (places.to(points.device) for places in
                   split_queries(len(vectors), c.held_out, c.seed))  # fmt: skip
-    starts = _starts(index, points, vectors)
+    starts = start_nodes(index, points, vectors)
     done = repair(
         base_layer(index), points, vectors[own], repair_settings(c), vectors[aside], shielded,
         None if starts is None else starts[own], None if starts is None else starts[aside],
@@ -175,8 +193,18 @@ def repaired(
     return result, done.edits, facts
 
 
-def _starts(index: Index, points: Points, queries: Tensor) -> Tensor | None:
-    """Where the upper layers of an HNSW lead each query; None for a flat graph."""
+def own_slots(graph: Graph, edits: Edits) -> Tensor:
+    """The slots that hold a selector's edges still, bool [N, R]."""
+    own = edits.own()
+    node = edits.node[own].long().to(graph.neighbors.device)
+    hit = graph.neighbors[node] == edits.added[own].to(node.device).unsqueeze(1)
+    slots = torch.zeros_like(graph.neighbors, dtype=torch.bool)
+    slots[node[hit.any(1)], hit.int().argmax(1)[hit.any(1)]] = True
+    return slots
+
+
+def start_nodes(index: Index, points: Points, queries: Tensor) -> Tensor | None:
+    """Where the upper layers of an HNSW lead each query, int64 [Q]; None for a flat graph."""
     if not isinstance(index, Hnsw):
         return None
     found = queries.new_zeros(len(queries)).long()

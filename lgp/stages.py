@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from lgp.asked import asked_inputs, asked_nodes
 from lgp.choices import EngineKind, IndexKind, Method, SelectorKind, When
 from lgp.collection import CollectionStages
-from lgp.config import to_plain
+from lgp.config import Config, to_plain
 from lgp.cost import DRY_NODES, Projection, project
 from lgp.dataset import say_unread_images
 from lgp.embed import Kind
@@ -38,8 +38,8 @@ from lgp.refine.hnsw import refine_finished
 from lgp.refine.listwise import Listwise
 from lgp.refine.log import EditLog, Edits
 from lgp.refine.repair import decisions_of
-from lgp.refine.step import Account, Refiner, chosen_nodes
-from lgp.repairs import gather, repair_inputs, repaired
+from lgp.refine.step import Account, Refiner
+from lgp.repairs import Latent, gather, own_slots, repair_inputs, repaired
 from lgp.selectors import make_selector, mean_encoder, selector_inputs, step_settings
 from lgp.shards import QUERIES_FILE, Decided, answers_digest, decide, gather_shards
 from lgp.vamana import VamanaSettings, build_vamana
@@ -148,7 +148,9 @@ class Stages(CollectionStages):
             "step": to_plain(asdict(step_settings(c, base_layer(base).alpha))),
             "when": c.when.value,
             "batch_size": c.batch_size,
-            "nodes": [c.node_budget, c.node_order.value, c.seed] if matched is None else "matched",
+            "nodes": asked_inputs(self.config, self._texts_of_documents)
+            if matched is None
+            else "matched",
             "match": None if matched is None else matched.decisions.digest(),
             "selector": kind.value,
             "answers": selector_inputs(kind, self.config, self._shown_digest(kind)),
@@ -157,12 +159,22 @@ class Stages(CollectionStages):
             inputs["keep_degree"] = False
         return inputs
 
+    def chosen(self, vanilla: Index, limit: int | None = None) -> Tensor:
+        """The nodes that are asked about under the budget, bool [N]."""
+        return asked_nodes(
+            self.config, vanilla, self.points, self._latent, self.store, self.device, limit
+        )
+
+    def _latent(self, config: Config, asked: Tensor | None = None) -> Latent:
+        answers, rows = self.store.root / "answers", self.node_rows.tolist()
+        allowed = None if asked is None else asked.tolist()
+        return gather(config, self.dataset, rows, answers, self.device, allowed)
+
     def _asked(self, vanilla: Index, matched: EditLog | None) -> tuple[Tensor, Tensor | None]:
         """Nodes that see the selector, bool [N], and edits to place at each, int64 [N]."""
-        c, n = self.config.refine, base_layer(vanilla).n
         if matched is None:
-            return chosen_nodes(n, c.node_budget, c.seed), None
-        quota = matched.decisions.quota(n)
+            return self.chosen(vanilla), None
+        quota = matched.decisions.quota(base_layer(vanilla).n)
         return quota > 0, quota
 
     def _refiner(
@@ -197,9 +209,7 @@ class Stages(CollectionStages):
         """What refining a seed's graph would cost, measured on a few nodes of the finished one;
         their answers are thrown away."""
         c, vanilla = self.config.refine, self.vanilla(seed)
-        n = base_layer(vanilla).n
-        wanted = chosen_nodes(n, c.node_budget, c.seed)
-        few = chosen_nodes(n, c.node_budget, c.seed, limit=DRY_NODES)
+        wanted, few = self.chosen(vanilla), self.chosen(vanilla, DRY_NODES)
         with TemporaryDirectory(prefix="lgp-estimate-") as folder:
             refiner = self._refiner(c.selector, vanilla, few, None, Path(folder))
             refine_finished(vanilla, self.points, refiner, self.settings(seed).construction_width)
@@ -228,8 +238,9 @@ class Stages(CollectionStages):
             account = decided.account
         more: dict[str, Any] = {}
         if method is Method.lgp_repair:
-            index, repairs, more = self._repaired(index, edits)
+            index, repairs, more = self._repaired(index, eligible, edits)
             edits = Edits.join([edits, repairs])
+            account.charge(more.get("written", {}))
         seconds = time.perf_counter() - start + (decided.seconds if decided else 0.0)
         graph, selector = base_layer(index), refiner.selector
         header = {
@@ -270,39 +281,35 @@ class Stages(CollectionStages):
     def _repair(self, folder: Path, seed: int, vanilla: Index) -> Mapping[str, Any]:
         """A repair alone: no selector is asked, every node may get edges."""
         start, base = time.perf_counter(), base_layer(vanilla)
-        index, edits, more = self._repaired(vanilla, None)
+        eligible = self.chosen(vanilla)
+        index, edits, more = self._repaired(vanilla, eligible)
         header = {
             "when": When.post.value, "selector": "none", "seed": seed, "method": "repair",
             "base_sha256": base.digest(), "result_sha256": base_layer(index).digest(),
         }  # fmt: skip
         EditLog(edits, decisions_of(edits), header).save(folder / "edits.safetensors")
         save_index(index, folder / "graph.safetensors")
-        written = more.get("written", {})
-        account = Account(
-            tokens=written.get("tokens", 0), asked=written.get("asked", 0),
-            replayed=written.get("replayed", 0), output_tokens=written.get("output_tokens", 0),
-        )  # fmt: skip
+        account = Account()
+        account.charge(more.get("written", {}))
         return self._facts(index, base, edits) | more | {
-            "n_eligible": base.n, "n_edits_wanted": None, "account": asdict(account),
+            "n_eligible": int(eligible.sum()), "n_edits_wanted": None, "account": asdict(account),
             "seconds": time.perf_counter() - start, "answers_sha256": None,
         }  # fmt: skip
 
-    def _repaired(self, index: Index, edits: Edits | None) -> tuple[Index, Edits, dict[str, Any]]:
-        """Repair an index; with `repair.protect` the edges of earlier edits are kept."""
-        graph, shielded = base_layer(index), None
+    def _repaired(
+        self, index: Index, asked: Tensor, edits: Edits | None = None
+    ) -> tuple[Index, Edits, dict[str, Any]]:
+        """Repair an index; with `repair.protect` the edges of earlier edits are kept.
+
+        Args:
+            asked: nodes for which a language model may write queries, bool [N].
+        """
+        shielded = None
         if edits is not None and self.config.repair.protect:
-            own = edits.own()
-            node = edits.node[own].long().to(graph.neighbors.device)
-            shielded = torch.zeros_like(graph.neighbors, dtype=torch.bool)
-            hit = graph.neighbors[node] == edits.added[own].to(node.device).unsqueeze(1)
-            shielded[node[hit.any(1)], hit.int().argmax(1)[hit.any(1)]] = True
-        latent = gather(
-            self.config, self.dataset, self.node_rows.tolist(), self.store.root / "answers",
-            self.device,
-        )  # fmt: skip
+            shielded = own_slots(base_layer(index), edits)
         return repaired(
-            self.config, index, self.points, latent, self.store, self.device,
-            self.collection.query_vectors, shielded,
+            self.config, index, self.points, self._latent(self.config, asked), self.store,
+            self.device, self.collection.query_vectors, shielded,
         )  # fmt: skip
 
     def _edited(self, vanilla: Index, seed: int, refiner: Refiner) -> tuple[Index, Edits]:

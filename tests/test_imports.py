@@ -23,7 +23,7 @@ ORDER = [
     "summary", "grids", "paper_numbers", "tables", "diagnostics", "curves", "gather",
     "page_records", "multiples", "page_columns",
     "page_style", "page_html", "page", "report", "runs",
-    "one_edge", "one_edge_study", "latent", "repairs", "collection", "shards", "stages",
+    "one_edge", "one_edge_study", "latent", "repairs", "asked", "collection", "shards", "stages",
     "describe_models", "describe", "pipeline", "track", "dashboard", "experiment", "api", "jobs",
     "cli",
 ]  # fmt: skip

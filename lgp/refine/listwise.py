@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lgp.answers import AnswerLog
-from lgp.ask import Asked, Engine, Prompt, ask_all
+from lgp.ask import Asked, Engine, Prompt, answer_tokens, ask_all, first_uses
 from lgp.choices import LlmMode
 from lgp.config_llm import PromptConfig
 from lgp.prompts import Shown, clean, selection_chat
@@ -67,6 +67,7 @@ class Listwise:
     keys_used: list[str] = field(default_factory=list)
     queries: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
 
     def __call__(self, shortlist: Shortlist, limit: int) -> Selection:
         start = time.perf_counter()
@@ -81,7 +82,7 @@ class Listwise:
             self._prompt(anchors[at], shortlist.context[at].tolist(), shown[at], limit, cuts)
             for at in asking
         ]
-        asked = self._ask(prompts, [len(shown[at]) for at in asking])
+        asked, used = self._ask(prompts, [len(shown[at]) for at in asking])
         picks = torch.full((len(anchors), limit), -1, dtype=torch.int32)
         status = torch.full((len(anchors),), int(Status.none), dtype=torch.int32)
         for at, answer in zip(asking, asked.answers, strict=True):
@@ -96,6 +97,7 @@ class Listwise:
             asked=len(fresh),
             replayed=asked.replayed,
             output_tokens=sum(answer.get("output_tokens", 0) for answer in fresh),
+            used_tokens=used,
             shown_documents=len(cuts),
             cut_documents=sum(cut > 0 for cut in cuts),
             cut_tokens=sum(cuts),
@@ -134,7 +136,8 @@ class Listwise:
             )
         )
 
-    def _ask(self, prompts: list[Prompt], n_shown: list[int]) -> Asked:
+    def _ask(self, prompts: list[Prompt], n_shown: list[int]) -> tuple[Asked, int]:
+        """The answers, and the tokens of those used for the first time."""
         mode, engine = self.settings.mode, self.engine
         options = [NONE, *(f"[{n}]" for n in range(1, max(n_shown, default=0) + 1))]
 
@@ -151,10 +154,11 @@ class Listwise:
         how = engine.decoding if mode is LlmMode.generate else {}
         keys = [digest_of([engine.identity, mode.value, how, prompt.content]) for prompt in prompts]
         self.keys_used += keys
-        return ask_all(
+        asked = ask_all(
             self.answers, keys, [prompt.size for prompt in prompts], engine.batch_tokens, ask,
             f"llm {mode.value}", self.progress,
         )  # fmt: skip
+        return asked, first_uses(keys, list(map(answer_tokens, asked.answers)), self._seen)
 
     def _read(
         self, anchor: int, answer: dict[str, Any], n_shown: int, limit: int

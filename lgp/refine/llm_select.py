@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from lgp.answers import AnswerLog
-from lgp.ask import ask_all
+from lgp.ask import ask_all, first_uses
 from lgp.llm import Continuations, LanguageModel
 from lgp.packed import continuation_logprobs
 from lgp.refine.select import Selection, from_scores, selection
@@ -55,6 +55,7 @@ class Likelihood:
     answers: AnswerLog
     progress: bool = False
     keys_used: list[str] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
 
     def __call__(self, shortlist: Shortlist, limit: int) -> Selection:
         start = time.perf_counter()
@@ -90,6 +91,7 @@ class Likelihood:
             seconds=time.perf_counter() - start,
             asked=cost_prior[1] + cost_given[1],
             replayed=cost_prior[2] + cost_given[2],
+            used_tokens=cost_prior[3] + cost_given[3],
         )
 
     def _document(self, node: int) -> list[int]:
@@ -109,11 +111,12 @@ class Likelihood:
 
     def _ask(
         self, kind: str, prompts: list[Continuations]
-    ) -> tuple[list[list[float]], tuple[int, int, int]]:
+    ) -> tuple[list[list[float]], tuple[int, int, int, int]]:
         """Summed log p of every option, from the log or the model.
 
         Returns:
-            sums per prompt, and (tokens processed, prompts asked, prompts replayed).
+            sums per prompt, and (tokens processed, prompts asked, prompts replayed, tokens of
+            answers first used).
         """
         keys = [
             digest_of([self.lm.identity, "likelihood", kind, p.prefix, p.options]) for p in prompts
@@ -124,9 +127,11 @@ class Likelihood:
             return [[sum(option) for option in item] for item in scored]
 
         self.keys_used += keys
+        sizes = [p.n_tokens for p in prompts]
         asked = ask_all(
-            self.answers, keys, [p.n_tokens for p in prompts], self.settings.batch_tokens, ask,
-            f"llm {kind}", self.progress,
+            self.answers, keys, sizes, self.settings.batch_tokens, ask, f"llm {kind}",
+            self.progress,
         )  # fmt: skip
-        tokens = sum(prompts[at].n_tokens for at in asked.fresh)
-        return asked.answers, (tokens, len(asked.fresh), asked.replayed)
+        tokens = sum(sizes[at] for at in asked.fresh)
+        used = first_uses(keys, sizes, self._seen)
+        return asked.answers, (tokens, len(asked.fresh), asked.replayed, used)

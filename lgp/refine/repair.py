@@ -144,9 +144,9 @@ def miss_rate(
     lost = 0
     for block, distances in query_blocks(points, queries):
         own = None if starts is None else starts[block]
-        found = _found(graph, distances, width, own)[0]
+        found = found_and_expanded(graph, distances, width, own)[0]
         exact = nearest(points, queries[block], targets)
-        lost += int((~(exact.unsqueeze(2) == found.unsqueeze(1)).any(2)).sum())
+        lost += int(lost_targets(exact, found).sum())
     return lost / (len(queries) * min(targets, points.n))
 
 
@@ -159,11 +159,28 @@ def missed(
     All searches run before the first miss is told, so edges added meanwhile do not change them.
     """
     distances = QueryDistances(points, queries=queries).with_table()
-    found, visited = _found(graph, distances, settings.width, starts)
-    lost = ~(exact.unsqueeze(2) == found.unsqueeze(1)).any(2)
+    found, visited = found_and_expanded(graph, distances, settings.width, starts)
+    lost = lost_targets(exact, found)
     for query, place in lost.nonzero().tolist():
         row, path = found[query], visited[query]
         yield row[row >= 0], path[path >= 0], int(exact[query, place])
+
+
+def found_and_expanded(
+    graph: Graph, distances: QueryDistances, width: int, starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(result of a width, int64 [Q, width], -1 pads; expanded nodes in order, int64 [Q, V])."""
+    log = walk(graph, distances, [width], starts=starts)
+    return best_seen(log, log.stops, width)[0][:, 0].long(), log.visited.long()
+
+
+def lost_targets(exact: Tensor, found: Tensor) -> Tensor:
+    """Which exact nearest nodes a result lacks, bool [Q, T].
+
+    Args:
+        exact: [Q, T]. found: [Q, width], -1 pads.
+    """
+    return ~(exact.unsqueeze(2) == found.unsqueeze(1)).any(2)
 
 
 def decisions_of(edits: Edits) -> Decisions:
@@ -179,14 +196,6 @@ def decisions_of(edits: Edits) -> Decisions:
         torch.full((len(by_node),), int(Status.chosen), dtype=torch.int32),
         torch.tensor([len(added) for added in by_node.values()], dtype=torch.int32),
     )
-
-
-def _found(
-    graph: Graph, distances: QueryDistances, width: int, starts: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(result of a width, int64 [Q, width], -1 pads; expanded nodes in order, int64 [Q, V])."""
-    log = walk(graph, distances, [width], starts=starts)
-    return best_seen(log, log.stops, width)[0][:, 0].long(), log.visited.long()
 
 
 def _full(settings: RepairSettings, edits: int) -> bool:

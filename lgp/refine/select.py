@@ -30,6 +30,8 @@ class Selection:
         tokens: prompt tokens the model read. output_tokens: tokens it wrote.
         seconds: time spent waiting for the model.
         asked, replayed: prompts sent to the model, prompts answered from the log.
+        used_tokens: read and written for the answers that decided, replayed ones included: what
+            these decisions cost without a log.
         shown_documents, cut_documents, cut_tokens: texts in the prompts, how many of them were
             cut to length, and by how many tokens in all.
     """
@@ -41,6 +43,7 @@ class Selection:
     asked: int = 0
     replayed: int = 0
     output_tokens: int = 0
+    used_tokens: int = 0
     shown_documents: int = 0
     cut_documents: int = 0
     cut_tokens: int = 0

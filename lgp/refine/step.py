@@ -6,7 +6,9 @@ In: a snapshot and anchors. Out: their new rows. Which index calls it, and when,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +71,7 @@ class Account:
     asked: int = 0
     replayed: int = 0
     output_tokens: int = 0
+    used_tokens: int = 0
     shown_documents: int = 0
     cut_documents: int = 0
     cut_tokens: int = 0
@@ -79,27 +82,35 @@ class Account:
             count = int((answer.status == int(status)).sum())
             setattr(self, status.name, getattr(self, status.name) + count)
         self.picked += int((answer.picks >= 0).sum())
+        self.charge(vars(answer))
+
+    def charge(self, costs: Mapping[str, Any]) -> None:
+        """Add costs by the names they have here; what is not among them is left out."""
         for cost in (
-            "tokens", "seconds", "asked", "replayed", "output_tokens", "shown_documents",
-            "cut_documents", "cut_tokens",
+            "tokens", "seconds", "asked", "replayed", "output_tokens", "used_tokens",
+            "shown_documents", "cut_documents", "cut_tokens",
         ):  # fmt: skip
-            setattr(self, cost, getattr(self, cost) + getattr(answer, cost))
+            setattr(self, cost, getattr(self, cost) + costs.get(cost, 0))
 
 
 def chosen_nodes(
-    n: int, node_budget: float, seed: int, deleted: Tensor | None = None, limit: int | None = None
-) -> Tensor:
-    """Which nodes see the selector (beta): the first floor(beta N) of a seeded order, bool [N].
+    n: int, node_budget: float, seed: int, deleted: Tensor | None = None,
+    limit: int | None = None, priority: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Which nodes see the selector (beta): the first floor(beta N) of an order, bool [N].
 
-    A smaller beta, or a limit, chooses a subset of a larger one's nodes. The order is not
-    specified in the paper; `random` is ours.
+    A smaller beta, or a limit, chooses a subset of a larger one's nodes. The paper does not say in
+    which order; ours is drawn, and by priority where one is given (ties as drawn).
 
     Args:
         deleted: bool [N], left out, and not counted in N. limit: at most so many.
+        priority: int64 [N], larger first.
     """
     if not 0 < node_budget <= 1:
         raise ValueError(f"node_budget={node_budget} is outside (0, 1]; set refine.node_budget")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    if priority is not None:
+        order = order[priority[order].sort(descending=True, stable=True).indices]
     if deleted is not None:
         order = order[~deleted[order]]
     chosen = torch.zeros(n, dtype=torch.bool)
