@@ -17,7 +17,7 @@ from lgp.embeddings import query_vectors
 from lgp.index import Index, base_layer
 from lgp.refine.order import QUERY_ORDERS, node_priority
 from lgp.refine.step import chosen_nodes
-from lgp.repairs import Latent, repair_inputs, start_nodes, without_model
+from lgp.repairs import Latent, Sources, free_sources, repair_inputs, start_nodes
 from lgp.store import Store
 
 
@@ -30,25 +30,25 @@ def asked_inputs(config: Config, texts: str) -> list[Any]:
     c = config.refine
     inputs: list[Any] = [c.node_budget, c.node_order.value, c.seed]
     if c.node_budget < 1 and c.node_order in QUERY_ORDERS:
-        inputs.append(repair_inputs(without_model(config), texts))
+        inputs.append(repair_inputs(config, texts, free_sources(config.repair)))
     return inputs
 
 
 def asked_nodes(
-    config: Config, index: Index, points: Points, latent: Callable[[Config], Latent],
+    config: Config, index: Index, points: Points, latent: Callable[[Sources], Latent],
     store: Store, device: str, limit: int | None = None,
 ) -> Tensor:  # fmt: skip
     """The first nodes of the configured order that the budget pays for, bool [N].
 
     Args:
-        latent: gathers a configuration's latent queries; called where the order reads queries.
+        latent: gathers latent queries of some sources; called where the order reads queries.
         limit: at most so many nodes.
     """
     c, graph = config.refine, base_layer(index)
     queries, starts, priority = None, None, None
     if c.node_budget < 1 or limit is not None:
         if c.node_order in QUERY_ORDERS:
-            texts = latent(without_model(config)).texts
+            texts = latent(free_sources(config.repair)).texts
             queries = query_vectors(store, texts, config.embedder, device).to(points.device)
             starts = start_nodes(index, points, queries)
         priority = node_priority(

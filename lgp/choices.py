@@ -255,3 +255,4 @@ class RepairSource(Enum):
     closest = "closest"  # to the query
     target = "target"  # to the target, among the result
     path = "path"  # to the target, among all expanded nodes
+    coverage = "coverage"  # whose two-hop reach the target widens most, among the result (§4)

@@ -56,6 +56,7 @@ class Latent:
     written: Written | None
 
 
+Sources = Sequence[LatentQueries]
 _READERS = (LatentQueries.train, LatentQueries.log, LatentQueries.lgp)
 """Sources that are files."""
 
@@ -67,23 +68,24 @@ def repair_settings(c: RepairConfig) -> RepairSettings:
     )
 
 
-def repair_inputs(config: Config, texts: str) -> dict[str, Any]:
+def repair_inputs(config: Config, texts: str, sources: Sources | None = None) -> dict[str, Any]:
     """What a repaired graph depends on besides the graph: a part of its stage's key.
 
     Args:
-        texts: digest of titles and bodies.
+        texts: digest of titles and bodies. sources: of queries; None = as configured.
     Raises:
         DataError: a file or split of queries that cannot be read.
     """
     c, llm, prompt = config.repair, config.llm, config.prompt
+    sources = c.queries if sources is None else sources
     found: dict[str, Any] = {
         "method": config.refine.method.value,
         "texts": texts,
-        "repair": to_plain(c) | {"file": None},
+        "repair": to_plain(c) | {"file": None, "queries": to_plain(sources)},
         "embedder": to_plain(config.embedder),  # of the queries; the documents' may be the same
-        "read": digest_of([_read(config, source) for source in c.queries if source in _READERS]),
+        "read": digest_of([_read(config, source) for source in sources if source in _READERS]),
     }
-    if LatentQueries.llm in c.queries:
+    if LatentQueries.llm in sources:
         found["llm"] = {
             "model": engine_model(llm), "batch_tokens": llm.batch_tokens,
             "system": prompt.query_system, "user": prompt.query_user,
@@ -92,34 +94,30 @@ def repair_inputs(config: Config, texts: str) -> dict[str, Any]:
     return found
 
 
-def without_model(config: Config) -> Config:
-    """The same with no query source that asks a language model; titles and first sentences where
-    it was the only one."""
-    free: list[LatentQueries] = [
-        source for source in config.repair.queries if source is not LatentQueries.llm
-    ]
-    if not free:
-        free += [LatentQueries.title, LatentQueries.first_sentence]
-    return replace(config, repair=replace(config.repair, queries=free))
+def free_sources(c: RepairConfig) -> Sources:
+    """The configured sources that ask no language model; titles and first sentences where there is
+    no other."""
+    free = tuple(source for source in c.queries if source is not LatentQueries.llm)
+    return free or (LatentQueries.title, LatentQueries.first_sentence)
 
 
 def gather(
-    config: Config, dataset: Dataset, rows: Sequence[int], answers: Path, device: str,
-    asked: Sequence[bool] | None = None,
+    config: Config, sources: Sources, dataset: Dataset, rows: Sequence[int], answers: Path,
+    device: str, asked: Sequence[bool] | None = None,
 ) -> Latent:  # fmt: skip
     """The latent queries of the documents at some rows (the first of each node).
 
     Args:
+        rows: one per node.
         asked: by row, whether a language model may be asked about it; None = all.
     Raises:
         ConfigError: a source that the collection cannot give.
         DataError: a file or split that cannot be read; no query at all.
     """
-    c = config.repair
     found: dict[str, None] = {}
     counts: Counter[str] = Counter()
     written: Written | None = None
-    for source in c.queries:
+    for source in sources:
         if source is LatentQueries.title:
             texts = [dataset.titles[row].strip() for row in rows]
         elif source is LatentQueries.first_sentence:
@@ -136,7 +134,7 @@ def gather(
                 counts[source.value] += 1
     if not found:
         raise ConfigError(
-            f"repair.queries={[q.value for q in c.queries]} gives no query for {dataset.name} (its "
+            f"repair.queries={[q.value for q in sources]} gives no query for {dataset.name} (its "
             "documents have no such text); name another source"
         )
     return Latent(list(found), dict(counts), written)

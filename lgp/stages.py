@@ -18,7 +18,7 @@ from torch import Tensor
 from lgp.asked import asked_inputs, asked_nodes
 from lgp.choices import EngineKind, IndexKind, Method, SelectorKind, When
 from lgp.collection import CollectionStages
-from lgp.config import Config, to_plain
+from lgp.config import to_plain
 from lgp.cost import DRY_NODES, Projection, project
 from lgp.dataset import say_unread_images
 from lgp.embed import Kind
@@ -39,7 +39,7 @@ from lgp.refine.listwise import Listwise
 from lgp.refine.log import EditLog, Edits
 from lgp.refine.repair import decisions_of
 from lgp.refine.step import Account, Refiner
-from lgp.repairs import Latent, gather, own_slots, repair_inputs, repaired
+from lgp.repairs import Latent, Sources, gather, own_slots, repair_inputs, repaired
 from lgp.selectors import make_selector, mean_encoder, selector_inputs, step_settings
 from lgp.shards import QUERIES_FILE, Decided, answers_digest, decide, gather_shards
 from lgp.vamana import VamanaSettings, build_vamana
@@ -165,10 +165,12 @@ class Stages(CollectionStages):
             self.config, vanilla, self.points, self._latent, self.store, self.device, limit
         )
 
-    def _latent(self, config: Config, asked: Tensor | None = None) -> Latent:
+    def _latent(self, sources: Sources, asked: Tensor | None = None) -> Latent:
         answers, rows = self.store.root / "answers", self.node_rows.tolist()
         allowed = None if asked is None else asked.tolist()
-        return gather(config, self.dataset, rows, answers, self.device, allowed)
+        return gather(
+            self.config, sources, self.dataset, rows, answers, self.device, allowed
+        )  # fmt: skip
 
     def _asked(self, vanilla: Index, matched: EditLog | None) -> tuple[Tensor, Tensor | None]:
         """Nodes that see the selector, bool [N], and edits to place at each, int64 [N]."""
@@ -307,8 +309,9 @@ class Stages(CollectionStages):
         shielded = None
         if edits is not None and self.config.repair.protect:
             shielded = own_slots(base_layer(index), edits)
+        latent = self._latent(self.config.repair.queries, asked)
         return repaired(
-            self.config, index, self.points, self._latent(self.config, asked), self.store,
+            self.config, index, self.points, latent, self.store,
             self.device, self.collection.query_vectors, shielded,
         )  # fmt: skip
 

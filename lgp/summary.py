@@ -51,15 +51,18 @@ def graph_lines(run_dir: Path) -> list[str]:
             wanted = graph["n_edits_wanted"]
             text += (
                 f" ({graph['n_became_unreachable']} of them by the refinement); "
-                f"{graph['n_eligible']} of {graph['n_nodes']} nodes seen by the selector "
-                f"(beta {graph['n_eligible'] / graph['n_nodes']:.2f}), {graph['n_edits']} edits"
+                f"{asked_clause(graph)}{graph['n_edits']} edits"
                 + (f" of {wanted} to match" if wanted is not None else "")
                 + f", {graph['n_edits_surviving']} of them in the final graph, "
                 f"{100 * graph['changed_neighborhoods']:.1f} % of neighborhoods changed"
             )
+            if "latent_queries" in graph:
+                text += f"; {repair_clause(graph)}"
             cost = cost_sentence(account, graph.get("seconds"), prices)
             if cost:
-                text += f"; {cost}; {answer_shares(account)}"
+                text += f"; {cost}"
+            if cost and account["anchors"]:
+                text += f"; {answer_shares(account)}"
         lines.append(text + ".")
     if "rerank" in summary:
         lines.append(rerank_sentence(summary["rerank"]))
@@ -84,6 +87,37 @@ def structure_clause(structure: Mapping[str, Any]) -> str:
     )
 
 
+def asked_clause(graph: Mapping[str, Any]) -> str:
+    """How many nodes a selector or the writer of queries saw; "" for a repair that asks nobody."""
+    if graph["selector"] == "repair" and "written" not in graph:
+        return ""
+    who = "the writer of queries" if graph["selector"] == "repair" else "the selector"
+    seen, nodes = graph["n_eligible"], graph["n_nodes"]
+    return f"{seen} of {nodes} nodes seen by {who} (beta {seen / nodes:.2f}), "
+
+
+def repair_clause(graph: Mapping[str, Any]) -> str:
+    """The latent queries of a repair, and how often searches for them miss, in words."""
+    sources = ", ".join(f"{n} {source}" for source, n in graph["latent_queries"].items())
+    before, after = (100 * rate for rate in graph["miss_rate"])
+    text = (
+        f"repaired by latent queries ({sources}; {graph['latent_twins_of_test']} nearly a test "
+        f"query) with {graph['n_repairs']} edges, {before:.1f} -> {after:.1f} % of their nearest "
+        "documents missed"
+    )
+    if unseen := graph["miss_rate_held_out"]:
+        text += (
+            f", {100 * unseen[0]:.1f} -> {100 * unseen[-1]:.1f} % for "
+            f"{graph['latent_held_out']} held out"
+        )
+    if written := graph.get("written"):
+        text += (
+            f"; {written['unusable']} answers without a query, {written['repeated']} queries for "
+            "several documents"
+        )
+    return text
+
+
 def answer_shares(account: Mapping[str, Any]) -> str:
     """Chosen, none and unreadable answers, and what was cut to length, in counts and shares."""
     counts = {name: account[name] for name in ("chosen", "none", "unreadable")}
@@ -95,6 +129,16 @@ def answer_shares(account: Mapping[str, Any]) -> str:
             f"{account['cut_tokens']} tokens"
         )
     return text
+
+
+def offline_tokens(account: Mapping[str, Any]) -> int | None:
+    """Tokens read and written for a refinement's decisions, replayed answers included; None where
+    none were, or where an older run's account does not tell."""
+    if "used_tokens" in account:
+        return account["used_tokens"] or None
+    if not account.get("asked") or account.get("replayed"):
+        return None
+    return int(account["tokens"] + account.get("output_tokens", 0))
 
 
 def break_even_lines(run_dir: Path, rows: Sequence[Row]) -> list[str]:
@@ -112,9 +156,8 @@ def break_even_lines(run_dir: Path, rows: Sequence[Row]) -> list[str]:
     spent: dict[str, list[int]] = {}
     for graph in summary["graphs"]:
         account = graph.get("account", {})
-        if account.get("asked") and not account.get("replayed"):  # replayed tokens are not known
-            tokens = account["tokens"] + account.get("output_tokens", 0)
-            spent.setdefault(graph["selector"], []).append(tokens)
+        if spent_on := offline_tokens(account):
+            spent.setdefault(graph["selector"], []).append(spent_on)
     lines = []
     for selector, counts in spent.items():
         tokens = sum(counts) / len(counts)  # a graph's, averaged over seeds

@@ -11,7 +11,7 @@ from lgp.cli import main
 from lgp.comparison import Row
 from lgp.cost import Prices, break_even, cost_sentence, project
 from lgp.refine.step import Account
-from lgp.summary import break_even_lines
+from lgp.summary import break_even_lines, offline_tokens
 
 
 def row(label: str, value: int, mean: float, n_dist: float) -> Row:
@@ -88,6 +88,21 @@ def test_lines_of_a_run_folder(tmp_path: Path) -> None:
     (line,) = break_even_lines(tmp_path, [*CURVE, row("llm", 20, 0.41, 500)])
     assert "with 280 distances fewer, nothing is earned back." in line
     assert break_even_lines(tmp_path / "nowhere", CURVE) == []
+
+
+@pytest.mark.parametrize(
+    ("account", "tokens"),
+    [
+        ({"asked": 2, "replayed": 3, "tokens": 10, "output_tokens": 4, "used_tokens": 35}, 35),
+        ({"asked": 0, "replayed": 0, "tokens": 0, "output_tokens": 0, "used_tokens": 0}, None),
+        ({"asked": 2, "replayed": 0, "tokens": 10, "output_tokens": 4}, 14),  # an older run's
+        ({"asked": 2, "replayed": 3, "tokens": 10, "output_tokens": 4}, None),
+    ],
+)
+def test_what_decisions_cost_counts_replayed_answers(
+    account: dict[str, int], tokens: int | None
+) -> None:
+    assert offline_tokens(account) == tokens
 
 
 def test_a_dry_run_prints_the_projection_and_leaves_no_results(

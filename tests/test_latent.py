@@ -149,6 +149,9 @@ def test_queries_are_asked_once_and_counted(tmp_path: Path) -> None:
     assert any("drag (2) force\n" in text for call in engine.calls for text in call)
     again = ask_queries(make, PROMPT, texts, AnswerLog(tmp_path), 1, 3)
     assert again.queries == found.queries and (again.asked, again.replayed) == (0, 4)
+    # Three distinct prompts of 5 + 2 tokens decided, whether asked now or before.
+    assert (found.used_tokens, again.used_tokens, again.tokens) == (21, 21, 0)
+    assert found.repeated == 1  # one query stands for both documents on wings
 
 
 def test_documents_stay_data_and_prompts_must_fit() -> None:

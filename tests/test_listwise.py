@@ -124,6 +124,7 @@ def test_the_raw_text_is_logged_and_replayed(tmp_path: Path) -> None:
     again = listwise(Canned({}), tmp_path)(SHORTLIST, 2)  # an engine that knows nothing
     assert torch.equal(first.picks, again.picks) and torch.equal(first.status, again.status)
     assert (again.asked, again.replayed, again.tokens, again.output_tokens) == (0, 4, 0, 0)
+    assert again.used_tokens == first.used_tokens == first.tokens + first.output_tokens > 0
     for change in ({"document_tokens": 2}, {"shuffle": 1}):
         with pytest.raises(KeyError):
             listwise(Canned({}), tmp_path, **change)(SHORTLIST, 2)

@@ -149,6 +149,7 @@ def test_likelihood_never_asks_a_logged_prompt(lm: LanguageModel, tmp_path: Path
     again = Likelihood(lm, TEXTS, settings, AnswerLog(tmp_path))(shortlist, 2)
     assert torch.equal(first.picks, again.picks)
     assert (again.asked, again.tokens, again.replayed) == (0, 0, first.asked)
+    assert again.used_tokens == first.used_tokens == first.tokens > 0
     assert first.asked == 3 + 2  # three documents alone, two after their anchors
     other = LikelihoodSettings("{anchor}\n\n")
     assert Likelihood(lm, TEXTS, other, AnswerLog(tmp_path))(shortlist, 2).asked == 3 + 2

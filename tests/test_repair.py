@@ -60,10 +60,17 @@ def by_hand(
             if target in found:
                 continue
             to_target = points.rows(torch.tensor([target]))[0]
+
+            def widened(source: int, target: int = target) -> int:
+                reach = {source, *rows[source], *(y for x in rows[source] for y in rows[x])}
+                return len(set(rows[target]) - reach)
+
+            near = sorted(found, key=lambda x, d=to_target: float(d[x]))
             candidates = {
                 RepairSource.closest: found,
-                RepairSource.target: sorted(found, key=lambda x, d=to_target: float(d[x])),
+                RepairSource.target: near,
                 RepairSource.path: sorted(path, key=lambda x, d=to_target: float(d[x])),
+                RepairSource.coverage: sorted(near, key=lambda x: -widened(x)),
             }[settings.source]
             for source in candidates:
                 if source == target:
@@ -239,6 +246,32 @@ def test_repaired_graphs_depend_on_what_they_are_made_of(tmp_path: Path) -> None
     assert len({first["stage"], *stages, changed["graphs"][1]["stage"]}) == 5
 
 
+@pytest.mark.slow
+def test_a_language_model_writes_for_the_nodes_that_the_budget_pays(
+    tmp_path: Path, tiny_qwen3: Path
+) -> None:
+    line = [
+        "repair.queries=[title,llm]", f"llm.model={tiny_qwen3}", "prompt=general", "repair.width=5",
+        "repair.new_tokens=6", "repair.document_tokens=8", "refine.node_order=blind_spots",
+    ]  # fmt: skip
+    written, tokens = [], []
+    for budget in (0.1, 0.2):
+        repaired = run(tmp_path, *line, f"refine.node_budget={budget}")["graphs"][1]
+        assert repaired["n_eligible"] == int(budget * 240)
+        assert repaired["latent_queries"]["title"] == 232  # of 240 documents, repeats once
+        facts, account = repaired["written"], repaired["account"]
+        written.append(facts["asked"] + facts["replayed"])
+        tokens.append(account["used_tokens"])
+        assert account["used_tokens"] == facts["used_tokens"] >= account["tokens"] > 0
+    assert written == [24, 48] and facts["replayed"] == 24  # the first budget's are not asked anew
+    assert tokens[0] < tokens[1]
+    both = ["refine.method=lgp+repair", "refine.selector=llm", "refine.when=post",
+            "llm.mode=constrained", "llm.anchor_tokens=8", "llm.document_tokens=8",
+            "refine.node_budget=0.1"]  # fmt: skip
+    account = run(tmp_path, *line, *both)["graphs"][1]["account"]
+    assert account["used_tokens"] > tokens[0] and account["replayed"] >= 24
+
+
 def test_a_repair_depends_on_how_its_queries_are_embedded() -> None:
     """Document vectors may be equal where query vectors are not."""
     line = ["refine=repair", "embedder=hf", "embedder.model=minilm"]
@@ -260,6 +293,7 @@ def test_a_repair_depends_on_how_its_queries_are_embedded() -> None:
         (["repair.queries=[log]"], "repair.file"),
         (["repair.queries=[]"], "at least one"),
         (["repair.passes=0"], "repair.passes"),
+        (["refine.node_budget=0.5"], "nothing is asked that could be rationed"),
         (["embedder=precomputed", "embedder.document_vectors=a", "embedder.query_vectors=b"], "a"),
     ],
 )

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from lgp.choices import RepairSource, VictimRule
 from lgp.distance import Points, exact_knn
 from lgp.graph import Graph
+from lgp.refine.coverage import coverage_gain
 from lgp.refine.log import Decisions, Edits, Reason, Status
 from lgp.refine.replace import choose_victim
 from lgp.search import QueryDistances, best_seen, query_blocks, walk
@@ -210,7 +211,7 @@ def _add(
 
     Where that node points to the target since this batch was searched, nothing is added.
     """
-    for source in _in_order(points, found, visited, target, settings.source).tolist():
+    for source in _in_order(points, rows, found, visited, target, settings.source).tolist():
         if source == target:
             continue
         if bool((rows[source] == target).any()):
@@ -242,11 +243,16 @@ def _columns(values: Sequence[int], distance: Tensor) -> list[Tensor]:
 
 
 def _in_order(
-    points: Points, found: Tensor, visited: Tensor, target: int, source: RepairSource
+    points: Points, rows: Tensor, found: Tensor, visited: Tensor, target: int, source: RepairSource
 ) -> Tensor:
     """Nodes that may get the edge, best first."""
     if source is RepairSource.closest:
         return found
-    nodes = found if source is RepairSource.target else visited
+    nodes = visited if source is RepairSource.path else found
     gap = points.between(torch.tensor([[target]], device=nodes.device), nodes.unsqueeze(0))
-    return nodes[gap.flatten().sort(stable=True).indices]
+    nodes = nodes[gap.flatten().sort(stable=True).indices]
+    if source is not RepairSource.coverage:
+        return nodes
+    ends = torch.full((len(nodes), 1), target, dtype=rows.dtype, device=rows.device)
+    gain = coverage_gain(rows, nodes, rows[nodes], ends).flatten()
+    return nodes[gain.sort(descending=True, stable=True).indices]
