@@ -20,6 +20,7 @@ from lgp.config_refine import refined_label
 from lgp.config_tables import SweepConfig, TableConfig
 from lgp.results import Results, read_queries
 from lgp.stats import Comparison, Floats, compare_arrays, compare_groups, holm
+from lgp.summary import graphs_by_label, offline_tokens
 
 AVERAGE = "Average"
 Key = tuple[str, ...]
@@ -50,8 +51,17 @@ class SweepRun:
         refine = self.config["refine"]
         return refined_label(refine.get("method", "lgp"), refine["selector"])
 
+    @property
+    def tokens(self) -> float:
+        """Tokens read and written for the main graph's decisions, replayed answers included, mean
+        over graph seeds; 0 where no model was asked."""
+        graphs = graphs_by_label(self.summary).get(self.main, [])
+        found = [offline_tokens(graph["account"]) or 0 for graph in graphs]
+        return sum(found) / max(1, len(found))
+
     def facet(self, name: str) -> str:
-        """The value of a facet that is the run's: dataset, sweep, knob or a configuration key.
+        """The value of a facet that is the run's: dataset, sweep, knob, thousands of tokens or a
+        configuration key.
 
         Raises:
             ValueError: a configuration key that the run does not have.
@@ -62,6 +72,8 @@ class SweepRun:
             return self.sweep.name
         if name == "knob":
             return self.sweep.knob or ""
+        if name == "tokens":
+            return f"{self.tokens / 1000:.1f}"
         key = self.sweep.knob or "" if name == "value" else name
         value: Any = self.config
         for part in key.split("."):

@@ -14,6 +14,7 @@ from lgp.config_llm import at_least as _at_least
 
 FACETS = (
     "benchmark", "dataset", "knob", "value", "width", "budget", "effort", "ranking", "metric",
+    "tokens",
 )  # fmt: skip
 """What rows and columns may be named after, besides a configuration key such as `llm.model`."""
 
@@ -60,7 +61,7 @@ class TableConfig:
     budgets: list[int] = field(default_factory=list)
     rankings: list[str] = field(default_factory=lambda: ["greedy", "rerank"])
     metrics: list[str] = field(default_factory=lambda: ["ndcg_at_10", "recall_at_10"])
-    figure: str | None = None  # facet along x; null = no figure
+    figure: str | None = None  # facet along x; null = no figure; tokens: gain against tokens
 
     def __post_init__(self) -> None:
         for facet in [*self.rows, *self.columns, *([self.figure] if self.figure else [])]:

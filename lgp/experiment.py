@@ -31,6 +31,7 @@ from lgp.tables import (
     paper_grid,
     write_csv,
 )
+from lgp.token_curves import draw_tokens
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,8 @@ def _quality(runs: Sequence[SweepRun], table: TableConfig, folder: Path) -> list
     cells = read_cells(runs, table)
     write_csv(cells, table, folder / "table.csv")
     if table.figure is not None:
-        draw_curves(cells, table, folder / "figure")
+        make = draw_tokens if table.figure == "tokens" else draw_curves
+        make(cells, table, folder / "figure")
     grids = [paper_grid(cells, table), difference_grid(cells, table)]
     more = (effort_grid(cells, table), exact_grid(cells, table))
     return grids + [grid for grid in more if grid is not None]

@@ -16,7 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 LEFT = frozenset(
-    ["at", "benchmark", "control", "dataset", "graph", "graphs", "knob", "run", "sweep", "value"]
+    [
+        "at",
+        "benchmark",
+        "control",
+        "dataset",
+        "graph",
+        "graphs",
+        "knob",
+        "order",
+        "run",
+        "sweep",
+        "value",
+    ]
 )
 """Names of columns that hold words."""
 

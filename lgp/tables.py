@@ -19,7 +19,10 @@ from lgp.figures import METRIC_NAMES
 from lgp.grids import Grid
 
 NAMES = METRIC_NAMES | {"greedy": "Greedy", "rerank": "Reranked"}
-FACET_NAMES = {"budget": "distances"}
+FACET_NAMES = {
+    "budget": "distances", "tokens": "k tokens", "refine.node_budget": "beta",
+    "refine.node_order": "order",
+}  # fmt: skip
 CSV_COLUMNS = (
     "graph", "base", "base_mean", "mean", "difference", "low", "high", "relative_pct", "p",
     "p_holm", "wins", "ties", "losses", "queries", "graph_seeds", "datasets", "n_dist",

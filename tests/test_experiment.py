@@ -88,7 +88,7 @@ PAPER = {
     ),
 }  # fmt: skip
 """Rows and columns that the paper prints, Average added where it averages over datasets."""
-WITHOUT_CELLS = {"table15", "table16", "fig1"}
+WITHOUT_CELLS = {"table15", "table16", "fig1", "tokens"}
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,31 @@ def test_structure_cost_and_one_edge(place: Path) -> None:
     assert {(x["P"], x["C"]) for x in study} >= {("10.0", "4.0"), ("10.0", "16.0"), ("5.0", "8.0")}
     for x in study:
         assert float(x["oracle"]) >= float(x["uniform"])
+
+
+@pytest.mark.slow
+def test_gain_against_tokens(place: Path) -> None:
+    lines = [x for x in make(place, "tokens") if x["base"] == "vanilla"]
+    assert (place / "tokens" / "figure.png").stat().st_size > 10_000
+    main_graphs = {"titles": "repair", "written": "repair", "titles_written": "repair",
+                   "lgp": "llm", "lgp_titles": "llm+repair"}  # fmt: skip
+    tokens: dict[tuple[str, str], dict[str, float]] = {}
+    for x in lines:
+        if x["graph"] == main_graphs[x["benchmark"]]:
+            way = tokens.setdefault((x["benchmark"], x["refine.node_order"]), {})
+            way[x["refine.node_budget"]] = float(x["tokens"])
+    assert tokens.pop(("titles", "random")) == {"1.0": 0.0}
+    assert set(tokens) == {
+        *cross(["written", "titles_written"], ["random", "blind_spots"]),
+        *cross(["lgp", "lgp_titles"], ["traffic"]),
+    }
+    for way in tokens.values():  # a larger budget costs more, whatever was asked before
+        assert 0 < way["0.05"] < way["0.1"]
+    for order in ("random", "blind_spots"):
+        assert tokens["written", order] == tokens["titles_written", order]
+    assert tokens["lgp", "traffic"] == tokens["lgp_titles", "traffic"]
+    own = json.loads((place / "lgp" / "0" / "summary.json").read_text())["graphs"][1]["account"]
+    assert 1000 * tokens["lgp", "traffic"]["0.05"] == pytest.approx(own["used_tokens"], abs=50)
 
 
 def test_every_experiment_is_tested() -> None:
