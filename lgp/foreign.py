@@ -18,11 +18,12 @@ from torch import Tensor
 from lgp import formats
 from lgp.beir import read_judgments, read_records
 from lgp.dataset import join_text
-from lgp.distance import Points, check_dimensions, exact_knn
+from lgp.distance import Points, check_dimensions
 from lgp.evaluate import evaluate, judged_queries
 from lgp.formats import ForeignIndex
 from lgp.hnsw import Hnsw, search_hnsw
 from lgp.index import Index
+from lgp.refine.repair import nearest
 from lgp.search import search_nodes
 from lgp.vectors import check_vectors, embed_precomputed
 
@@ -196,10 +197,8 @@ def make_probe(points: Points, queries: Tensor, deleted: Tensor, k: int) -> Prob
         queries: float32 [Q, D] as the metric compares them.
     """
     check_dimensions(points, queries)
-    alive = (~deleted).nonzero().flatten().to(points.device)
-    living = Points(points.vectors[alive], points.metric, origin=points.origin)
-    _, nodes = exact_knn(living, queries, min(k, len(alive)))
-    return Probe(queries, torch.nn.functional.pad(alive[nodes], (0, k - nodes.shape[1]), value=-1))
+    nodes = nearest(points, queries, k, ~deleted)
+    return Probe(queries, torch.nn.functional.pad(nodes, (0, k - nodes.shape[1]), value=-1))
 
 
 def with_judgments(

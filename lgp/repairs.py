@@ -7,7 +7,7 @@ the stage's manifest. How edges are chosen is in `lgp.refine.repair`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -164,31 +164,64 @@ def repaired(
     Returns:
         the index, the repair's edits, and facts: queries by source, twins, miss rates, cost.
     """
-    c = config.repair
     vectors = query_vectors(store, latent.texts, config.embedder, device).to(points.device)
-    own, aside = (places.to(points.device) for places in
-                  split_queries(len(vectors), c.held_out, c.seed))  # fmt: skip
-    starts = start_nodes(index, points, vectors)
-    done = repair(
-        base_layer(index), points, vectors[own], repair_settings(c), vectors[aside], shielded,
-        None if starts is None else starts[own], None if starts is None else starts[aside],
-        progress=True,
-    )  # fmt: skip
-    facts: dict[str, Any] = {
+    result, edits, facts = repair_index(config.repair, index, points, vectors, shielded)
+    similar = config.repair.similar
+    facts |= {
         "latent_queries": latent.counts,
-        "latent_held_out": len(aside),
-        "latent_twins_of_test": count_twins(vectors, asked.to(vectors.device), c.similar),
+        "latent_twins_of_test": count_twins(vectors, asked.to(vectors.device), similar),
         "latent_digest": digest_of(latent.texts),
+    }
+    if latent.written is not None:
+        facts["written"] = {key: value for key, value in vars(latent.written).items()
+                            if key != "queries"}  # fmt: skip
+    return result, edits, facts
+
+
+def repair_index(
+    c: RepairConfig, index: Index, points: Points, queries: Tensor,
+    shielded: Tensor | None = None, allowed: Tensor | None = None,
+) -> tuple[Index, Edits, dict[str, Any]]:  # fmt: skip
+    """Repair the base layer of an index of either kind for the vectors of latent queries.
+
+    Args:
+        queries: float32 [Q, D]; the configured share of them is only measured.
+        shielded, allowed: see `repair`.
+    Returns:
+        the index, the repair's edits, and facts: queries held out, miss rates, edges.
+    """
+    own, aside = (places.to(points.device) for places in
+                  split_queries(len(queries), c.held_out, c.seed))  # fmt: skip
+    starts = start_nodes(index, points, queries)
+    done = repair(
+        base_layer(index), points, queries[own], repair_settings(c), queries[aside], shielded,
+        None if starts is None else starts[own], None if starts is None else starts[aside],
+        allowed, progress=True,
+    )  # fmt: skip
+    facts = {
+        "latent_held_out": len(aside),
         "miss_rate": [done.miss_before, done.miss_after],
         "miss_rate_held_out": list(done.held_out),
         "n_repairs": len(done.edits.node),
         "n_unplaced": done.unplaced,
     }
-    if latent.written is not None:
-        facts["written"] = {key: value for key, value in vars(latent.written).items()
-                            if key != "queries"}  # fmt: skip
     result = replace(index, base=done.graph) if isinstance(index, Hnsw) else done.graph
     return result, done.edits, facts
+
+
+def miss_clause(facts: Mapping[str, Any]) -> str:
+    """What a repair added, and how often searches missed before and after, in words."""
+    before, after = (100 * rate for rate in facts["miss_rate"])
+    text = (
+        f"{facts['n_repairs']} edges, {before:.1f} -> {after:.1f} % of their nearest documents "
+        "missed"
+    )
+    if unseen := facts["miss_rate_held_out"]:
+        text += (
+            f", {100 * unseen[0]:.1f} -> {100 * unseen[-1]:.1f} % for "
+            f"{facts['latent_held_out']} held out"
+        )
+    return text
 
 
 def own_slots(graph: Graph, edits: Edits) -> Tensor:

@@ -132,7 +132,13 @@ def make_selector(
         )  # fmt: skip
     if kind is SelectorKind.recorded:
         assert refine.log is not None
-        return Recorded.from_log(EditLog.load(Path(refine.log)), len(texts))
+        recorded = EditLog.load(Path(refine.log))
+        if (method := recorded.header.get("method", "lgp")) != "lgp":
+            raise ValueError(
+                f"{refine.log} is the log of refine.method={method}, whose edges are no selector's "
+                "decisions; run that method again, or apply it with lgp.refine.log.apply_edits"
+            )
+        return Recorded.from_log(recorded, len(texts))
     if kind is SelectorKind.scripted:
         assert refine.answers is not None
         return Scripted.from_file(Path(refine.answers))

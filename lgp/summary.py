@@ -12,6 +12,7 @@ from typing import Any
 
 from lgp.comparison import Row
 from lgp.cost import Prices, break_even, cost_sentence
+from lgp.repairs import miss_clause
 from lgp.rerank_account import rerank_sentence
 
 RERANKED_TOKENS = 128
@@ -99,17 +100,10 @@ def asked_clause(graph: Mapping[str, Any]) -> str:
 def repair_clause(graph: Mapping[str, Any]) -> str:
     """The latent queries of a repair, and how often searches for them miss, in words."""
     sources = ", ".join(f"{n} {source}" for source, n in graph["latent_queries"].items())
-    before, after = (100 * rate for rate in graph["miss_rate"])
     text = (
         f"repaired by latent queries ({sources}; {graph['latent_twins_of_test']} nearly a test "
-        f"query) with {graph['n_repairs']} edges, {before:.1f} -> {after:.1f} % of their nearest "
-        "documents missed"
+        f"query) with {miss_clause(graph)}"
     )
-    if unseen := graph["miss_rate_held_out"]:
-        text += (
-            f", {100 * unseen[0]:.1f} -> {100 * unseen[-1]:.1f} % for "
-            f"{graph['latent_held_out']} held out"
-        )
     if written := graph.get("written"):
         text += (
             f"; {written['unusable']} answers without a query, {written['repeated']} queries for "

@@ -78,6 +78,7 @@ def repair(
     shielded: Tensor | None = None,
     starts: Tensor | None = None,
     held_out_starts: Tensor | None = None,
+    allowed: Tensor | None = None,
     progress: bool = False,
 ) -> Repaired:
     """Add the edges that searches for these queries lack.
@@ -86,11 +87,12 @@ def repair(
         queries: float32 [Q, D]. held_out: float32 [H, D], only measured.
         shielded: bool [N, R], slots that may not be given up; None = all may.
         starts, held_out_starts: node each search starts from, int64 [Q], [H]; None = the entry.
+        allowed: bool [N], nodes that may get or be the end of an edge; None = all.
     """
     rows = graph.neighbors.clone()
     new = torch.zeros_like(rows, dtype=torch.bool) if shielded is None else shielded.clone()
     placed = torch.zeros(graph.n, dtype=torch.int64, device=rows.device)
-    exact = nearest(points, queries, settings.targets)
+    exact = nearest(points, queries, settings.targets, allowed)
     draw = torch.Generator().manual_seed(settings.seed)
     changes: list[Edits] = []
     unplaced = 0
@@ -102,9 +104,10 @@ def repair(
         if held_out is None or not len(held_out):
             return []
         return [miss_rate(now(), points, held_out, settings.width, settings.targets,
-                          held_out_starts)]  # fmt: skip
+                          held_out_starts, allowed)]  # fmt: skip
 
-    before = miss_rate(now(), points, queries, settings.width, settings.targets, starts)
+    before = miss_rate(now(), points, queries, settings.width, settings.targets, starts,
+                       allowed)  # fmt: skip
     unseen = measured()
     for _ in range(settings.passes):
         done = len(changes)
@@ -117,6 +120,8 @@ def repair(
                 ):
                     if _full(settings, len(changes)):
                         break
+                    if allowed is not None:
+                        found, tried = found[allowed[found]], tried[allowed[tried]]
                     edit = _add(points, rows, new, placed, found, tried, target, settings)
                     unplaced += edit is None
                     changes += [edit] if edit is not None and len(edit.node) else []
@@ -126,29 +131,37 @@ def repair(
             break
         if len(unseen) > 1 and unseen[-1] >= unseen[-2]:
             break
-    after = miss_rate(now(), points, queries, settings.width, settings.targets, starts)
+    after = miss_rate(now(), points, queries, settings.width, settings.targets, starts,
+                       allowed)  # fmt: skip
     return Repaired(now(), Edits.join(changes), before, after, tuple(unseen), unplaced)
 
 
-def nearest(points: Points, queries: Tensor, n: int) -> Tensor:
-    """The exact nearest nodes of queries, int64 [Q, n]."""
-    return exact_knn(points, queries, min(n, points.n))[1]
+def nearest(points: Points, queries: Tensor, n: int, allowed: Tensor | None = None) -> Tensor:
+    """The exact nearest nodes of queries, int64 [Q, min(n, allowed nodes)], best first.
+
+    Args:
+        allowed: bool [N]; None = all.
+    """
+    if allowed is None or bool(allowed.all()):
+        return exact_knn(points, queries, min(n, points.n))[1]
+    kept = allowed.nonzero().flatten().to(points.device)
+    part = Points(points.vectors[kept], points.metric, origin=points.origin)
+    return kept[exact_knn(part, queries, min(n, len(kept)))[1]]
 
 
 def miss_rate(
     graph: Graph, points: Points, queries: Tensor, width: int, targets: int,
-    starts: Tensor | None = None,
+    starts: Tensor | None = None, allowed: Tensor | None = None,
 ) -> float:  # fmt: skip
     """Share of the queries' exact nearest nodes that searches of a width do not return."""
-    if not len(queries):
-        return 0.0
-    lost = 0
+    lost = wanted = 0
     for block, distances in query_blocks(points, queries):
         own = None if starts is None else starts[block]
         found = found_and_expanded(graph, distances, width, own)[0]
-        exact = nearest(points, queries[block], targets)
+        exact = nearest(points, queries[block], targets, allowed)
         lost += int(lost_targets(exact, found).sum())
-    return lost / (len(queries) * min(targets, points.n))
+        wanted += exact.numel()
+    return lost / max(1, wanted)
 
 
 def missed(
