@@ -1,32 +1,28 @@
-"""One refinement of somebody's index file: inputs joined, nodes chosen, selector asked, files
-written so that a kill loses nothing.
+"""One refinement of somebody's index file: inputs joined, nodes chosen, selector asked, the graph
+repaired.
 
-In: a `Request` and a configuration. Out: the refined file and its edit log, or an estimate, or a
-comparison. Printing is `lgp.refine_index`'s.
+In: a `Request` and a configuration. Out: a refined index in memory, or an estimate, or a
+comparison. Files are `lgp.foreign_files`', printing is `lgp.refine_index`'s.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from lgp.beir import read_records
-from lgp.choices import SelectorKind
-from lgp.config import Config, to_plain
+from lgp.choices import Method, SelectorKind
+from lgp.config import Config
 from lgp.cost import DRY_NODES, Projection, project
-from lgp.distance import GIB, Metric
+from lgp.distance import GIB
 from lgp.embed import Kind
 from lgp.embeddings import stored_vectors
 from lgp.foreign import (
@@ -38,26 +34,24 @@ from lgp.foreign import (
     measure,
     node_vectors,
     read_documents,
-    read_index,
     to_engine,
     with_judgments,
-    write_index,
 )
+from lgp.foreign_latent import LatentVectors, query_rows, read_latent
 from lgp.formats import ForeignIndex
-from lgp.formats.diskann import companions, copy_companions, list_cuts
-from lgp.formats.lists import changed_rows
-from lgp.formats.patch import Patch, apply_patch, make_patch
 from lgp.graph import changed_neighborhoods, reachable
 from lgp.hardware import use_hardware
 from lgp.hnsw import Hnsw
 from lgp.index import Index, base_layer
 from lgp.points import make_points
 from lgp.refine.hnsw import refine_finished
-from lgp.refine.log import EditLog, Edits
-from lgp.refine.step import Refiner, chosen_nodes
+from lgp.refine.log import Decisions, Edits
+from lgp.refine.order import QUERY_ORDERS, node_priority
+from lgp.refine.repair import decisions_of, miss_rate
+from lgp.refine.step import Account, Refiner, chosen_nodes
+from lgp.repairs import own_slots, repair_index, start_nodes
 from lgp.selectors import make_selector, mean_encoder, step_settings
-from lgp.store import Store, file_digest, write_aside
-from lgp.vectors import check_vectors, embed_precomputed
+from lgp.store import Store
 
 SELF_QUERIES = 500
 """Stored vectors that serve as queries where none are given."""
@@ -71,6 +65,7 @@ class Request:
         docs: corpus.jsonl. vectors: in its order. labels_are_ids: a label is a document's `_id`,
             else its row.
         queries: vectors. query_ids: queries.jsonl in their order. qrels: judgments.
+        latent: vectors of queries without judgments, to repair for and to order nodes by.
     """
 
     index: Path
@@ -82,20 +77,29 @@ class Request:
     queries: Path | None = None
     query_ids: Path | None = None
     qrels: Path | None = None
+    latent: Path | None = None
 
 
 @dataclass(frozen=True)
 class Refined:
-    """A refinement in memory."""
+    """A refinement in memory.
+
+    Attributes:
+        decisions: a selector's, or the repair's where none was asked. asked: nodes that saw the
+            selector. repair: what a repair measured, see `lgp.repairs.repair_index`.
+    """
 
     engine: Index
     edits: Edits
-    refiner: Refiner
+    decisions: Decisions
+    account: Account
+    asked: int
     seconds: float
+    repair: Mapping[str, Any] | None = None
 
 
 class Job:
-    """Everything read and checked; then `refine`, `projection`, `measure`, `save`."""
+    """Everything read and checked; then `refine`, `projection`, `missed`, `measure`."""
 
     def __init__(self, request: Request, config: Config, index: ForeignIndex) -> None:
         self.request, self.config, self.index = request, config, index
@@ -138,10 +142,31 @@ class Job:
             [texts[row] if row >= 0 else "" for row in rows],
         )
 
+    @cached_property
+    def latent(self) -> LatentVectors:
+        """The request's latent queries (ValueError: none given, or not of this index's space)."""
+        if self.request.latent is None:
+            raise ValueError("no latent queries; give --latent FILE, their vectors")
+        return read_latent(self.request.latent, self.points)
+
+    @property
+    def _allowed(self) -> Tensor:
+        return (~self.index.deleted).to(self.device)
+
     def anchors(self, limit: int | None = None) -> Tensor:
         """Nodes that see the selector, bool [N]."""
-        c = self.config.refine
-        return chosen_nodes(self.index.n, c.node_budget, c.seed, self.index.deleted, limit)
+        c, repair = self.config.refine, self.config.repair
+        queries, starts = None, None
+        if c.node_order in QUERY_ORDERS:
+            queries = self.latent.rows
+            starts = start_nodes(self.engine, self.points, queries)
+        priority = node_priority(
+            c.node_order, base_layer(self.engine), self.points, queries, repair.width,
+            repair.targets, starts, self._allowed,
+        )  # fmt: skip
+        return chosen_nodes(
+            self.index.n, c.node_budget, c.seed, self.index.deleted, limit, priority
+        )
 
     # --- refinement -----------------------------------------------------------------------------
 
@@ -149,9 +174,19 @@ class Job:
         """Refine in memory.
 
         Args:
-            limit: nodes that see the selector, at most; they are among those of a full run.
+            limit: nodes that see the selector, and latent queries that are repaired for, at most;
+                they are among those of a full run.
             answers: folder of the answer log; None = that of the store.
         """
+        if self.config.refine.method is Method.repair:
+            return self._repaired(None, limit)
+        selected = self._selected(limit, answers)
+        if self.config.refine.method is Method.lgp:
+            return selected
+        return self._repaired(selected, limit)
+
+    def _selected(self, limit: int | None, answers: Path | None) -> Refined:
+        """What the selector chose, placed (paper §4)."""
         c = self.config.refine
         encoder = mean_encoder(c.encoder, c.encoder_tokens)
         texts = self._by_node[1]
@@ -166,7 +201,7 @@ class Job:
         )  # fmt: skip
         refiner = Refiner(
             self.points, selector, step_settings(c, self.alpha), self.anchors(limit),
-            allowed=(~self.index.deleted).to(self.device),
+            allowed=self._allowed,
             fixed_degree=isinstance(self.engine, Hnsw) and c.keep_degree,
         )  # fmt: skip
         start = time.perf_counter()
@@ -174,7 +209,36 @@ class Job:
         engine, edits = refine_finished(
             self.engine, self.points, refiner, width, c.batch_size, progress=True
         )
-        return Refined(engine, edits, refiner, time.perf_counter() - start)
+        return Refined(
+            engine, edits, refiner.all_decisions(), refiner.account, int(refiner.eligible.sum()),
+            time.perf_counter() - start,
+        )  # fmt: skip
+
+    def _repaired(self, selected: Refined | None, limit: int | None) -> Refined:
+        """Edges where searches for the latent queries miss; after a selector's, or alone."""
+        c = self.config.repair
+        start, shielded, index = time.perf_counter(), None, self.engine
+        if selected is not None:
+            index = selected.engine
+            shielded = own_slots(base_layer(index), selected.edits) if c.protect else None
+        queries = self.latent.some(limit, c.seed)
+        engine, edits, facts = repair_index(c, index, self.points, queries, shielded, self._allowed)
+        facts = {"latent_queries": len(queries)} | facts
+        spent = time.perf_counter() - start
+        if selected is None:
+            return Refined(engine, edits, decisions_of(edits), Account(), 0, spent, facts)
+        return replace(
+            selected, engine=engine, edits=Edits.join([selected.edits, edits]),
+            seconds=selected.seconds + spent, repair=facts,
+        )  # fmt: skip
+
+    def missed(self) -> float:
+        """Share of the latent queries' exact nearest nodes that searches miss as the index is."""
+        c, queries = self.config.repair, self.latent.distinct
+        starts = start_nodes(self.engine, self.points, queries)
+        return miss_rate(
+            base_layer(self.engine), self.points, queries, c.width, c.targets, starts, self._allowed
+        )
 
     def facts(self, refined: Refined) -> dict[str, Any]:
         """What the refinement did, JSON-able."""
@@ -182,8 +246,9 @@ class Job:
         own = refined.edits.own()
         lost = reachable(before) & ~reachable(after)
         return {
+            "method": self.config.refine.method.value,
             "nodes": self.index.n,
-            "nodes_asked": int(refined.refiner.eligible.sum()),
+            "nodes_asked": refined.asked,
             "edits": int(own.sum()),
             "edges_back": int((~own & (refined.edits.added >= 0)).sum()),
             "changed_neighborhoods": changed_neighborhoods(before, after),
@@ -191,14 +256,14 @@ class Job:
             "mean_degree_after": float(after.degrees().double().mean()),
             "became_unreachable": int(lost.sum()),
             "seconds": refined.seconds,
-            "account": asdict(refined.refiner.account),
-        }
+            "account": asdict(refined.account),
+        } | dict(refined.repair or {})
 
     def projection(self) -> Projection:
         """Cost of a full run, measured on a few nodes whose answers are thrown away."""
         with TemporaryDirectory(prefix="lgp-estimate-") as folder:
-            refiner = self.refine(DRY_NODES, Path(folder)).refiner
-        return project(refiner.account, int(refiner.eligible.sum()), int(self.anchors().sum()))
+            rehearsed = self._selected(DRY_NODES, Path(folder))
+        return project(rehearsed.account, rehearsed.asked, int(self.anchors().sum()))
 
     # --- before and after -----------------------------------------------------------------------
 
@@ -212,10 +277,8 @@ class Job:
             if self.points.origin is not None:
                 vectors = vectors + self.points.origin
             return make_probe(self.points, vectors, deleted, k)
-        unit = self.index.metric is Metric.cosine
-        given = embed_precomputed(request.queries)
-        queries = torch.from_numpy(check_vectors(given, str(request.queries), normalise=unit))
-        probe = make_probe(self.points, queries.to(self.device), deleted, k)
+        queries = query_rows(request.queries, self.points)
+        probe = make_probe(self.points, queries, deleted, k)
         if request.qrels is None:
             return probe
         if request.query_ids is None:
@@ -228,95 +291,3 @@ class Job:
                 ) -> list[Quality]:  # fmt: skip
         """Quality at each width."""
         return [measure(engine, self.points, probe, self.index.deleted, w, k) for w in widths]
-
-    # --- files ----------------------------------------------------------------------------------
-
-    def save(self, refined: Refined, out: Path, log: Path, report: Path) -> dict[str, Any]:
-        """Write the index, its log and a report of the facts: aside, checked by reading the index
-        back, then moved into place, the index last.
-
-        Returns:
-            the facts, which also stand in the log's header.
-        """
-        aside = out.with_name(f".{out.name}.{os.getpid()}.part")
-        aside.mkdir()
-        try:
-            return self._save(refined, aside, out, log, report)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-    def _save(
-        self, refined: Refined, aside: Path, out: Path, log: Path, report: Path
-    ) -> dict[str, Any]:
-        neighbors = base_layer(refined.engine).neighbors.cpu()
-        written = aside / out.name
-        write_index(self.index, neighbors, written)
-        back = read_index(written, self.index.format, self.request.layout)
-        if len(changed_rows(back, neighbors.numpy())):
-            raise ValueError(f"{written} does not hold what was written; the disk may be failing")
-        cuts = None
-        if self.index.format == "diskann":
-            cuts = list_cuts(self.index), list_cuts(back)
-        patch = make_patch(self.request.index, written, cuts)
-        facts = self.facts(refined)
-        header = {
-            "when": "post",
-            "selector": self.config.refine.selector.value,
-            "settings": to_plain(self.config.refine),
-            "index_format": self.index.format,
-            "original_sha256": file_digest(self.request.index),
-            "refined_sha256": file_digest(written),
-            "base_sha256": base_layer(self.engine).digest(),
-            "result_sha256": base_layer(refined.engine).digest(),
-            "facts": facts,
-        }
-        decisions = refined.refiner.all_decisions()
-        kept = log.with_name(f".{log.name}.{os.getpid()}.part")
-        EditLog(refined.edits, decisions, header).save(kept, patch.tensors())
-        kept.rename(log)
-        write_aside(report, json.dumps(facts, indent=1))
-        move_index(aside, out, companions(out) if self.index.format == "diskann" else [])
-        return facts
-
-
-def move_index(aside: Path, out: Path, beside: Sequence[Path]) -> None:
-    """Move the files of a folder beside `out`, the index itself last.
-
-    Args:
-        beside: files that would belong to the index; those of an older one go.
-    """
-    for stale in beside:
-        if not (aside / stale.name).exists():
-            stale.unlink(missing_ok=True)
-    for path in sorted(aside.iterdir(), key=lambda path: path.name == out.name):
-        path.replace(out.with_name(path.name))
-
-
-def undo(refined: Path, log: Path, out: Path) -> None:
-    """Write the file that a refinement started from, byte for byte.
-
-    Args:
-        log: the edit log written beside the refined file.
-    Raises:
-        ValueError: a log of something else, a file that is not the one the log belongs to.
-    """
-    header = EditLog.load(log).header
-    if "refined_sha256" not in header:
-        raise ValueError(f"{log} is not the log of a refined index file; use lgp.refine.log")
-    if not refined.is_file():
-        raise ValueError(f"{refined} is not a file; give the refined index (DiskANN: its prefix)")
-    found = file_digest(refined)
-    if found != header["refined_sha256"]:
-        raise ValueError(
-            f"{refined} has sha256 {found[:12]}..., the log belongs to "
-            f"{header['refined_sha256'][:12]}...; the index changed since, or it is another one"
-        )
-    with safe_open(log, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    try:
-        patch = Patch.from_tensors(tensors)
-    except KeyError as error:
-        raise ValueError(f"{log} lacks {error}; it cannot take edits back") from error
-    apply_patch(refined, patch, out, header["original_sha256"])
-    if header.get("index_format") == "diskann":
-        copy_companions(refined, out)

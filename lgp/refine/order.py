@@ -21,7 +21,7 @@ QUERY_ORDERS = frozenset([NodeOrder.traffic, NodeOrder.blind_spots])
 
 def node_priority(
     order: NodeOrder, graph: Graph, points: Points, queries: Tensor | None, width: int,
-    targets: int, starts: Tensor | None = None,
+    targets: int, starts: Tensor | None = None, allowed: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
     """What an order ranks nodes by, int64 [N] on the CPU; None = at random.
 
@@ -33,6 +33,7 @@ def node_priority(
         queries: float32 [Q, D], of traffic and blind_spots. width: of their searches.
         targets: exact nearest nodes of a query that its result should hold.
         starts: node each search starts from, int64 [Q]; None = the entry.
+        allowed: bool [N], nodes that a search can be expected to return; None = all.
     Raises:
         ValueError: an order that reads queries, without any.
     """
@@ -52,7 +53,7 @@ def node_priority(
         if order is NodeOrder.traffic:
             hit = expanded[expanded >= 0]
         else:
-            exact = nearest(points, queries[block], targets)
+            exact = nearest(points, queries[block], targets, allowed)
             hit = exact[lost_targets(exact, found)]
         counts += torch.bincount(hit.long(), minlength=graph.n)
     return counts.cpu()
