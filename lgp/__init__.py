@@ -1,5 +1,5 @@
 """LGP: make a graph nearest-neighbor index serve semantics, not only geometry."""
 
-from lgp.api import build, refine, search
+from lgp.api import build, refine, repair, search
 
-__all__ = ["build", "refine", "search"]
+__all__ = ["build", "refine", "repair", "search"]

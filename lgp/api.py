@@ -1,4 +1,4 @@
-"""The core in five lines, without Hydra: build, refine, search.
+"""The core in five lines, without Hydra: build, refine, repair, search.
 
 In: arrays. Out: graphs, edit logs, results. NumPy arrays and tensors are both taken.
 """
@@ -17,6 +17,8 @@ from lgp.graph import Graph
 from lgp.points import make_points
 from lgp.refine.log import EditLog
 from lgp.refine.post import refine_post
+from lgp.refine.repair import RepairSettings, decisions_of
+from lgp.refine.repair import repair as repair_graph
 from lgp.refine.select import Selector, Uniform, farthest, first, nearest
 from lgp.refine.step import Refiner, StepSettings, chosen_nodes
 from lgp.search import SearchResult, search_nodes
@@ -42,6 +44,14 @@ def _metric(name: str) -> Metric:
 
 def _points(vectors: Array, metric: Metric) -> Points:
     return make_points(torch.as_tensor(vectors, dtype=torch.float32), metric)
+
+
+def _queries(points: Points, queries: Array) -> Tensor:
+    asked = torch.as_tensor(queries, dtype=torch.float32)
+    check_dimensions(points, asked)
+    if len(asked):
+        check_vectors(asked, points.metric, "queries")
+    return asked
 
 
 def build(vectors: Array, metric: str = "cosine", **settings: Any) -> Graph:
@@ -109,6 +119,35 @@ def _selector(selector: str | Selector, texts: Sequence[str] | None, seed: int) 
     return default_text_selector(selector, list(texts))
 
 
+def repair(
+    graph: Graph, vectors: Array, queries: Array, held_out: Array | None = None, **settings: Any
+) -> tuple[Graph, EditLog]:
+    """Add edges to the exact nearest nodes that searches for some queries miss; ours, not in the
+    paper. Returns the repaired graph and the log of its edits.
+
+    Args:
+        queries: float32 [Q, D], a query log, titles, ...: nobody has to judge them.
+        held_out: float32 [H, D], others that are only measured: do they gain, too?
+        settings: fields of `lgp.refine.repair.RepairSettings` (width, targets, edit_limit, ...).
+    Returns:
+        the log's header holds `miss_rate`, the share of nearest nodes missed before and after, and
+        `miss_rate_held_out`.
+    Raises:
+        ValueError: vectors of another number or dimension than the graph's, or not searchable.
+    """
+    points = _points(vectors, graph.metric)
+    _same_number(points, graph)
+    asked = _queries(points, queries)
+    unseen = None if held_out is None else _queries(points, held_out)
+    done = repair_graph(graph, points, asked, RepairSettings(**settings), unseen)
+    header = {
+        "when": "post", "method": "repair", "base_sha256": graph.digest(),
+        "result_sha256": done.graph.digest(), "miss_rate": [done.miss_before, done.miss_after],
+        "miss_rate_held_out": list(done.held_out),
+    }  # fmt: skip
+    return done.graph, EditLog(done.edits, decisions_of(done.edits), header)
+
+
 def search(
     graph: Graph, vectors: Array, queries: Array, k: int = 10, width: int = 0, budget: int = 0
 ) -> SearchResult:
@@ -119,8 +158,4 @@ def search(
     """
     points = make_points(torch.as_tensor(vectors, dtype=torch.float32), graph.metric, table_bytes=0)
     _same_number(points, graph)
-    asked = torch.as_tensor(queries, dtype=torch.float32)
-    check_dimensions(points, asked)
-    if len(asked):
-        check_vectors(asked, graph.metric, "queries")
-    return search_nodes(graph, points, asked, k, width, budget)
+    return search_nodes(graph, points, _queries(points, queries), k, width, budget)

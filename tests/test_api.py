@@ -35,6 +35,28 @@ def test_five_lines(graph: Graph) -> None:
     assert undo_edits(refined, edits).digest() == graph.digest()
 
 
+def test_repair(graph: Graph) -> None:
+    settings = {"width": 4, "targets": 3}
+    repaired, log = lgp.repair(graph, VECTORS, QUERIES[:20], QUERIES[20:], **settings)
+    validate(repaired)
+    before, after = log.header["miss_rate"]
+    assert after < before and len(log.header["miss_rate_held_out"]) == 2
+    found = [lgp.search(g, VECTORS, QUERIES[:20], k=4, width=4).nodes for g in (graph, repaired)]
+    truth = exact_knn(make_points(torch.from_numpy(VECTORS)), torch.from_numpy(QUERIES[:20]), 3)[1]
+    lost = [1 - float((truth[:, :, None] == f[:, None]).any(2).float().mean()) for f in found]
+    assert lost == pytest.approx([before, after])
+    assert apply_edits(graph, log).digest() == repaired.digest()
+    assert undo_edits(repaired, log).digest() == graph.digest()
+    alone, _ = lgp.repair(graph, torch.from_numpy(VECTORS), QUERIES[:20], **settings)
+    assert alone.digest() == repaired.digest()
+    with pytest.raises(ValueError, match="the index holds 24 dimensions"):
+        lgp.repair(graph, VECTORS, QUERIES[:, :5])
+    with pytest.raises(ValueError, match="7 vectors for a graph of 300 nodes"):
+        lgp.repair(graph, VECTORS[:7], QUERIES)
+    with pytest.raises(ValueError, match=r"targets=5 is outside 1\.\.4"):
+        lgp.repair(graph, VECTORS, QUERIES, width=4, targets=5)
+
+
 def test_arrays_and_tensors_give_the_same(graph: Graph) -> None:
     tensors = torch.from_numpy(VECTORS)
     assert lgp.build(tensors, max_degree=8, construction_width=30).digest() == graph.digest()

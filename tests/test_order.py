@@ -30,7 +30,9 @@ def made() -> tuple[Points, Graph, Tensor]:
     return points, graph, torch.randint(0, 9, (70, 6), generator=draw).float()
 
 
-def counted(made: tuple[Points, Graph, Tensor], order: NodeOrder) -> Counter[int]:
+def counted(
+    made: tuple[Points, Graph, Tensor], order: NodeOrder, allowed: Tensor
+) -> Counter[int]:
     points, graph, queries = made
     counts: Counter[int] = Counter()
     for query in queries.split(1):
@@ -39,17 +41,20 @@ def counted(made: tuple[Points, Graph, Tensor], order: NodeOrder) -> Counter[int
             counts.update(x for x in log.visited[0].tolist() if x >= 0)
         else:
             found = best_seen(log, log.stops, WIDTH)[0][0, 0].tolist()
-            counts.update(set(exact_knn(points, query, TARGETS)[1][0].tolist()) - set(found))
+            nearest = [x for x in exact_knn(points, query, points.n)[1][0].tolist() if allowed[x]]
+            counts.update(set(nearest[:TARGETS]) - set(found))
     return counts
 
 
+@pytest.mark.parametrize("left_out", [0, 40])
 @pytest.mark.parametrize("order", [NodeOrder.traffic, NodeOrder.blind_spots])
 def test_orders_by_queries_count_their_searches(
-    made: tuple[Points, Graph, Tensor], order: NodeOrder
+    made: tuple[Points, Graph, Tensor], order: NodeOrder, left_out: int
 ) -> None:
     points, graph, queries = made
-    priority = node_priority(order, graph, points, queries, WIDTH, TARGETS)
-    want = counted(made, order)
+    allowed = torch.arange(graph.n) >= left_out
+    priority = node_priority(order, graph, points, queries, WIDTH, TARGETS, allowed=allowed)
+    want = counted(made, order, allowed)
     assert priority is not None and len(want) > 10
     assert priority.tolist() == [want[node] for node in range(graph.n)]
 

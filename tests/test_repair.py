@@ -35,9 +35,9 @@ def made() -> tuple[Points, Graph, Tensor]:
 
 
 def by_hand(
-    points: Points, graph: Graph, queries: Tensor, settings: RepairSettings
+    points: Points, graph: Graph, queries: Tensor, settings: RepairSettings, allowed: set[int]
 ) -> tuple[list[list[int]], list[tuple[int, int, int]]]:
-    """One query after the other: search, and an edge to every nearest node it lacks.
+    """One query after the other: search, and an edge to every nearest allowed node it lacks.
 
     Returns: rows without padding, and the edges (source, removed or -1, target) in order.
     """
@@ -54,9 +54,11 @@ def by_hand(
         now = Graph(table(), graph.entry_node, graph.metric, graph.alpha)
         asked = queries[query : query + 1]
         log = walk(now, QueryDistances(points, queries=asked).with_table(), [settings.width])
-        found = [x for x in best_seen(log, log.stops, settings.width)[0][0, 0].tolist() if x >= 0]
-        path = [x for x in log.visited[0].tolist() if x >= 0]
-        for target in exact_knn(points, asked, settings.targets)[1][0].tolist():
+        found = [x for x in best_seen(log, log.stops, settings.width)[0][0, 0].tolist()
+                 if x in allowed]  # fmt: skip
+        path = [x for x in log.visited[0].tolist() if x in allowed]
+        nearest = [x for x in exact_knn(points, asked, points.n)[1][0].tolist() if x in allowed]
+        for target in nearest[: settings.targets]:
             if target in found:
                 continue
             to_target = points.rows(torch.tensor([target]))[0]
@@ -95,12 +97,19 @@ def by_hand(
     return rows, edges
 
 
+@pytest.mark.parametrize("left_out", [0, 40])
 @pytest.mark.parametrize("source", list(RepairSource))
-def test_batch_1_is_the_rule(made: tuple[Points, Graph, Tensor], source: RepairSource) -> None:
+def test_batch_1_is_the_rule(
+    made: tuple[Points, Graph, Tensor], source: RepairSource, left_out: int
+) -> None:
     points, graph, queries = made
     settings = RepairSettings(width=4, targets=2, source=source, batch_size=1, seed=5)
-    done = repair(graph, points, queries, settings)
-    rows, edges = by_hand(points, graph, queries, settings)
+    allowed = torch.ones(graph.n, dtype=torch.bool)
+    allowed[torch.randperm(graph.n, generator=torch.Generator().manual_seed(6))[:left_out]] = False
+    kept = set(allowed.nonzero().flatten().tolist())
+    done = repair(graph, points, queries, settings, allowed=allowed)
+    rows, edges = by_hand(points, graph, queries, settings, kept)
+    assert {node for source, _, target in edges for node in (source, target)} <= kept
     assert len(edges) > 20
     found = list(zip(done.edits.node.tolist(), done.edits.removed.tolist(),
                      done.edits.added.tolist(), strict=True))  # fmt: skip
@@ -184,7 +193,9 @@ def run(place: Path, *words: str) -> dict:  # type: ignore[type-arg]
 
 
 @pytest.mark.slow
-def test_a_run_with_controls_and_replay(tmp_path: Path) -> None:
+def test_a_run_with_controls_and_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["refine.controls=[uniform]", "repair.held_out=0.5", "repair.width=5"]
     summary = run(tmp_path, *words)
     vanilla, repaired, control = summary["graphs"]
@@ -203,6 +214,12 @@ def test_a_run_with_controls_and_replay(tmp_path: Path) -> None:
     assert apply_edits(base, log).digest() == result.digest()
     assert undo_edits(result, log).digest() == base.digest()
     assert "repair vs uniform" in (tmp_path / "run" / "report.md").read_text()
+    # A repair's edges come after a selector's: they are no decisions that one could make again.
+    log_word = f"refine.log={tmp_path / 'run' / 'edits-repair-0.safetensors'}"
+    again = [*SMALL[:-1], "refine=recorded", log_word]
+    capsys.readouterr()
+    assert main([*again, f"run_dir={tmp_path / 'again'}", f"store_dir={stages}"]) == 2
+    assert "is the log of refine.method=repair" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -49,6 +49,13 @@ class RepairSettings:
     node_limit: int | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.targets <= self.width:
+            raise ValueError(
+                f"targets={self.targets} is outside 1..{self.width}, the results of a search of "
+                "that width; raise width"
+            )
+
 
 @dataclass(frozen=True)
 class Repaired:
