@@ -22,10 +22,10 @@ def blocks(marker: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["hnswlib", "faiss", "usearch"])
-def test_the_example_of_each_library_runs(library: str, tmp_path: Path) -> None:
-    pytest.importorskip({"usearch": "usearch.index"}.get(library, library))
-    scripts = blocks(f"example {library}")
+@pytest.mark.parametrize("example", ["hnswlib", "faiss", "usearch", "repair"])
+def test_the_examples_run(example: str, tmp_path: Path) -> None:
+    pytest.importorskip({"usearch": "usearch.index", "repair": "hnswlib"}.get(example, example))
+    scripts = blocks(f"example {example}")
     assert [language for language, _ in scripts] == ["python", "sh", "python"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     setup = blocks("setup")[0][1]

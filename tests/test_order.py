@@ -30,9 +30,7 @@ def made() -> tuple[Points, Graph, Tensor]:
     return points, graph, torch.randint(0, 9, (70, 6), generator=draw).float()
 
 
-def counted(
-    made: tuple[Points, Graph, Tensor], order: NodeOrder, allowed: Tensor
-) -> Counter[int]:
+def counted(made: tuple[Points, Graph, Tensor], order: NodeOrder, allowed: Tensor) -> Counter[int]:
     points, graph, queries = made
     counts: Counter[int] = Counter()
     for query in queries.split(1):

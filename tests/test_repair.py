@@ -193,9 +193,7 @@ def run(place: Path, *words: str) -> dict:  # type: ignore[type-arg]
 
 
 @pytest.mark.slow
-def test_a_run_with_controls_and_replay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_controls_and_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["refine.controls=[uniform]", "repair.held_out=0.5", "repair.width=5"]
     summary = run(tmp_path, *words)
     vanilla, repaired, control = summary["graphs"]

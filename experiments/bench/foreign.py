@@ -2,9 +2,11 @@
 library: recall of exact and NDCG@10 at each ef, before and after.
 
     python experiments/bench/foreign.py --data FOLDER [--collection scifact] [--out FILE.md]
+        [--selectors farthest repair nearest+repair]
 
-Every number is of the library's own search. A row that the library could not answer would stop
-the script. Needs the packages of the extra `libraries`.
+`repair` repairs for titles and first sentences, `nearest+repair` after what `nearest` chose. Every
+number is of the library's own search. A row that the library could not answer would stop the
+script. Needs the packages of the extra `libraries`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lgp.choices import Method
 from lgp.cli import main as lgp
 from lgp.data import Dataset, load_beir
 from lgp.distance import exact_knn
 from lgp.embed import embed_wordllama
 from lgp.evaluate import evaluate
+from lgp.latent import first_sentence
 from lgp.points import make_points
 from lgp.stats import paired_interval
 
@@ -104,8 +108,13 @@ LIBRARIES: dict[str, tuple[Callable[[Path, Vectors], None], Search, list[str]]] 
 def compare(
     name: str, data: Path, dataset: Dataset, vectors: Vectors, queries: Vectors,
     selectors: Sequence[str], folder: Path, settings: Sequence[str] = (),
+    latent: Path | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One row per selector and ef, quality as fractions per query."""
+    """One row per selector and ef, quality as fractions per query.
+
+    Args:
+        latent: vectors of queries that selectors named `repair` or `...+repair` repair for.
+    """
     build, search, options = LIBRARIES[name]
     options = [word.format(dim=vectors.shape[1]) for word in options]
     index = folder / f"{name}.index"
@@ -116,7 +125,7 @@ def compare(
         out = folder / f"{name}.{selector}"
         words = [
             "refine-index", "--index", str(index), "--format", name, *options, "--docs", str(data),
-            "--selector", selector, "--out", str(out), "--store", str(folder / "store"), *settings,
+            *how(selector, latent, settings), "--out", str(out), "--store", str(folder / "store"),
         ]  # fmt: skip
         if lgp(words) != 0:
             raise RuntimeError(f"lgp {' '.join(words)} failed")
@@ -130,6 +139,24 @@ def compare(
                  "before": before, "after": after}
             )  # fmt: skip
     return rows
+
+
+def how(selector: str, latent: Path | None, settings: Sequence[str]) -> list[str]:
+    """The words that name a way to refine, and the settings that it reads."""
+    chosen, _, repaired = selector.rpartition("+")
+    if repaired != Method.repair.value:
+        return ["--selector", selector, *settings]
+    queries = ["--latent", str(latent)]
+    if chosen:
+        return ["--method", Method.lgp_repair.value, *queries, "--selector", chosen, *settings]
+    own = [word for word in settings if not word.startswith("refine.")]
+    return ["--method", Method.repair.value, *queries, *own]
+
+
+def latent_vectors(dataset: Dataset) -> Vectors:
+    """Titles and first sentences, the queries that every collection has, embedded."""
+    asked = [*dataset.titles, *(first_sentence(text) for text in dataset.bodies)]
+    return embed_wordllama(list(dict.fromkeys(text for text in asked if text.strip())))
 
 
 def quality(dataset: Dataset, exact: npt.NDArray[Any], found: npt.NDArray[Any]) -> dict[str, Any]:
@@ -180,10 +207,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus = next(p for p in (data / "corpus.jsonl", data / "corpus.jsonl.gz") if p.is_file())
     rows = []
     with tempfile.TemporaryDirectory() as folder:
+        latent = Path(folder) / "latent.npy"
+        np.save(latent, latent_vectors(dataset))
         for name in args.libraries:
             rows += compare(
-                name, corpus, dataset, vectors, queries, args.selectors, Path(folder), args.settings
-            )
+                name, corpus, dataset, vectors, queries, args.selectors, Path(folder),
+                args.settings, latent,
+            )  # fmt: skip
     table = markdown(rows)
     print(table)
     if args.out is not None:
