@@ -1,8 +1,9 @@
 """The figure of gain against language-model tokens: one line per way to spend them.
 
 In: cells whose rows name a way and its tokens (facet `tokens`). Out: PNG and SVG, a panel per
-column of the table. Bars are 95 % intervals of the paired difference to vanilla. Ways that cost
-nothing are drawn as level dashed lines: what the tokens have to beat.
+column of the table. A way keeps its colour, the order in which nodes are asked its marker. Bars are
+95 % intervals of the paired difference to vanilla. Ways that cost nothing are drawn as level dashed
+lines: what the tokens have to beat.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from lgp.cells import Cell, Key
 from lgp.config_tables import TableConfig
@@ -27,8 +29,8 @@ VARIED = frozenset(["tokens", "refine.node_budget"])
 """Facets that change along a line."""
 
 
-def draw_tokens(cells: Sequence[Cell], table: TableConfig, stem: Path) -> None:
-    """Write STEM.png and STEM.svg.
+def token_lines(cells: Sequence[Cell], table: TableConfig) -> dict[Key, list[Cell]]:
+    """The cells of each way to spend tokens: main graphs against vanilla, by what stays the same.
 
     Raises:
         ValueError: no main cell against vanilla, or `tokens` is no facet of the table's rows.
@@ -39,15 +41,36 @@ def draw_tokens(cells: Sequence[Cell], table: TableConfig, stem: Path) -> None:
             f"table.rows={table.rows} with {len(own)} cells; add tokens to table.rows, and finish "
             "at least one run"
         )
-    at = table.rows.index("tokens")
     lines: dict[Key, list[Cell]] = {}
     for cell in own:
         named = [v for f, v in zip(table.rows, cell.row, strict=True) if f not in VARIED]
         lines.setdefault(tuple(named), []).append(cell)
-    columns = list(dict.fromkeys(c.column for c in own))
-    looks = {
-        key: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, key in enumerate(lines)
+    return lines
+
+
+def line_looks(keys: Sequence[Key]) -> dict[Key, tuple[str, str]]:
+    """Colour and marker of each line: a colour for its first name, a marker for the others."""
+    ways = list(dict.fromkeys(key[:1] for key in keys))
+    rests = list(dict.fromkeys(key[1:] for key in keys))
+    return {
+        key: (
+            COLORS[ways.index(key[:1]) % len(COLORS)],
+            MARKERS[rests.index(key[1:]) % len(MARKERS)],
+        )
+        for key in keys
     }
+
+
+def draw_tokens(cells: Sequence[Cell], table: TableConfig, stem: Path) -> None:
+    """Write STEM.png and STEM.svg.
+
+    Raises:
+        ValueError: as `token_lines` does.
+    """
+    lines = token_lines(cells, table)
+    at = table.rows.index("tokens")
+    columns = list(dict.fromkeys(c.column for members in lines.values() for c in members))
+    looks = line_looks(list(lines))
     free = {key for key, members in lines.items() if not any(float(c.row[at]) for c in members)}
     with mpl.rc_context({"svg.hashsalt": "lgp", "font.size": 8}):
         figure = Figure(figsize=(3.4 * len(columns) + 0.4, 3.8), dpi=150, layout="constrained")
@@ -91,5 +114,8 @@ def _finish(ax: Axes, title: str) -> None:
     ax.set_xlabel("thousand tokens a graph")
     ax.axhline(0, color="#808080", linewidth=0.8)
     ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.grid(axis="y", color="#E4E4E4", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
