@@ -205,7 +205,7 @@ def _labels(
     here = [x for x in results.labels() if results.rows_by_seed(x, ranking, mode, value)]
     pairs = [("vanilla", label) for label in here if label != "vanilla"]
     if run.main in here:
-        pairs += [(x, run.main) for x in here if x not in ("vanilla", run.main)]
+        pairs += [(x, run.main) for x in results.controls(run.main) if x in here]
     exact = column_mean(results, metric, "exact", ranking, "exact", 0)
     for base, label in pairs:
         sides = paired(results, metric, ranking, mode, value, base, label)

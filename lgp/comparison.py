@@ -56,7 +56,7 @@ def comparison_table(
     ranking: str = "greedy",
     main: str | None = None,
 ) -> list[Row]:
-    """Compare every graph with vanilla, and `main` with every other selector, point by point.
+    """Compare every graph with vanilla, and `main` with each of its controls, point by point.
 
     Args:
         metric: one of the measures, or `reach`.
@@ -88,7 +88,7 @@ def comparison_table(
         run = [x for x in labels if results.rows_by_seed(x, ranking, mode, value)]
         jobs = [(x, "vanilla") for x in run[1:] if run[0] == "vanilla"]
         if main in run:
-            jobs += [(main, x) for x in run if x not in ("vanilla", main)]
+            jobs += [(main, x) for x in results.controls(main) if x in run]
         wanted += [(mode, value, x, None) for x in run if x == "vanilla" or run[0] != "vanilla"]
         for label, base in jobs:
             wanted.append((mode, value, label, base))

@@ -8,10 +8,13 @@ from lgp.choices import Method, NodeOrder, SelectorKind, ShortlistRule, VictimRu
 from lgp.config_llm import ConfigError
 from lgp.config_llm import at_least as _at_least
 
+REPAIR = Method.repair.value
+"""What a graph that was repaired, and nothing else, is called in results."""
+
 
 def refined_label(method: str, selector: str) -> str:
     """What a graph refined so is called in results."""
-    return {"lgp": selector, "repair": "repair"}.get(method, f"{selector}+repair")
+    return {"lgp": selector, "repair": REPAIR}.get(method, f"{selector}+repair")
 
 
 @dataclass
@@ -32,6 +35,7 @@ class RefineConfig:
     seed: int = 0  # of `uniform` and of the node order
     match: str | None = None  # edit log whose number of edits per node is reproduced
     controls: list[SelectorKind] = field(default_factory=list)  # run beside, matched to selector
+    repair_beside: bool = False  # also repair vanilla: a graph of its own, matched to nothing
     log: str | None = None  # recorded: the edit log to replay
     answers: str | None = None  # scripted: JSON table
     encoder: str = "minilm"  # encoder: model name or folder, mean pooling
@@ -69,6 +73,11 @@ class RefineConfig:
             raise ConfigError(
                 "refine.method=lgp+repair needs a refine.selector other than none; name one, or "
                 "set refine.method=repair"
+            )
+        if self.method is Method.repair and self.repair_beside:
+            raise ConfigError(
+                "refine.repair_beside=true with refine.method=repair: it would be the same graph "
+                "twice; drop it"
             )
         self._check_shards()
         if self.label is None and self.controls:

@@ -35,8 +35,9 @@ STYLES = {
     "encoder": ("#CC79A7", "v"),
     "nearest": ("#56B4E9", "P"),
     "first": ("#E69F00", "X"),
+    "repair": ("#8C6D31", "<"),
 }
-_SPARE_STYLES = (("#8C6D31", "<"), ("#5E3C99", ">"), ("#666666", "h"), ("#A6611A", "p"))
+_SPARE_STYLES = (("#5E3C99", ">"), ("#666666", "h"), ("#A6611A", "p"))
 _AXIS_NAMES = {
     "width": "Search width (candidates kept)",
     "budget": "Distance budget (distances per query)",

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lgp.choices import EngineKind, Exclude, RerankKind
+from lgp.choices import EngineKind, Exclude, Method, RerankKind, SelectorKind
 from lgp.comparison import comparison_table, sentences
 from lgp.config import Config, to_plain
+from lgp.config_refine import REPAIR
 from lgp.cost import configured_prices
 from lgp.dataset import say_unread_images
 from lgp.distance import GIB
@@ -100,6 +101,9 @@ def graphs(stages: Stages) -> Iterator[tuple[dict[str, Any], Index, Path]]:
             graph, beside = stages.refined(control, seed, log)
             label = {"graph": "refined", "selector": control.value, "seed": seed}
             yield label, graph, beside
+        if c.repair_beside:
+            graph, stage = stages.refined(SelectorKind.none, seed, None, Method.repair)
+            yield {"graph": "refined", "selector": REPAIR, "seed": seed}, graph, stage
 
 
 def run(config: Config, run_dir: Path, quiet: bool = False) -> None:

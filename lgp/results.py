@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lgp.config_refine import REPAIR
 from lgp.evaluate import MEASURES
 
 Floats = NDArray[np.float64]
@@ -79,6 +80,11 @@ class Results:
         found = {s.label for s in self.settings if s.graph == "refined"}
         vanilla = ["vanilla"] if any(s.graph == "vanilla" for s in self.settings) else []
         return vanilla + sorted(found)
+
+    def controls(self, main: str | None) -> list[str]:
+        """List the selectors that are controls of `main`. A repair places edits of its own number
+        at its own nodes: it is nobody's control."""
+        return [x for x in self.labels() if x not in ("vanilla", REPAIR, main)]
 
     def rankings(self) -> list[str]:
         """List the rankings present, greedy first."""

@@ -75,6 +75,10 @@ def test_hnsw_brings_its_widths_and_is_refined_when_finished() -> None:
     [
         ("search.widths=[5,20]", ["5", "search.k=10", "raise the width"]),
         ("search.budgets=[0]", ["search.budgets=0", "below 1"]),
+        (
+            "refine=repair refine.repair_beside=true",
+            ["refine.method=repair", "same graph twice", "drop it"],
+        ),
         ("refine.min_coverage_gain=17", ["17", "0..index.max_degree=16", "lower it"]),
         ("index.construction_width=8", ["8", "index.max_degree=16", "raise"]),
         ("refine.node_budget=0", ["refine.node_budget=0", "(0, 1]"]),
@@ -156,10 +160,11 @@ def test_the_demo_experiment_on_toy(
     shown = {(r["graph"], r["selector"]) for r in rows}
     assert shown == {
         ("exact", "none"), ("vanilla", "none"), ("refined", "llm"), ("refined", "uniform"),
-        ("refined", "farthest"), ("refined", "encoder"),
+        ("refined", "farthest"), ("refined", "encoder"), ("refined", "repair"),
     }  # fmt: skip
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    llm, *controls = summary["graphs"][1:]
+    llm, *controls, repaired = summary["graphs"][1:]
+    assert repaired["n_edits_wanted"] is None and set(repaired["latent_queries"]) == {"title"}
     assert llm["n_eligible"] == 48 and llm["account"]["asked"] > 0
     assert all(c["n_edits_wanted"] == llm["n_edits"] for c in controls)
     assert (tmp_path / "out" / "ndcg_at_10.png").stat().st_size > 10_000

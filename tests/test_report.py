@@ -116,6 +116,18 @@ def test_table_compares_with_vanilla_and_main_with_its_controls(run_dir: Path) -
     assert llm.n_dist == 200.5 and llm.reach == pytest.approx(llm.mean)
 
 
+def test_a_repair_is_compared_with_vanilla_and_is_no_control(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run_lines({"llm": 0.06, "uniform": 0.0, "repair": 0.08}))
+    rows = comparison_table(read_queries(folder), main="llm")
+    here = {(r.label, r.base) for r in rows if (r.mode, r.value) == ("width", 20)}
+    against_vanilla = {(x, "vanilla") for x in ("llm", "uniform", "repair")}
+    assert here == {("vanilla", None), *against_vanilla, ("llm", "uniform")}
+    # What places as many edits as a repair is its control as before.
+    rows = comparison_table(read_queries(folder), main="repair")
+    bases = {r.base for r in rows if r.label == "repair"}
+    assert bases == {"vanilla", "llm", "uniform"}
+
+
 def test_sentences_claim_what_is_shown_and_no_more(run_dir: Path) -> None:
     text = sentences(comparison_table(read_queries(run_dir), main="llm"), "llm")
     gain = next(x for x in text if x.startswith("llm vs vanilla at width 20: +6."))
